@@ -1,0 +1,43 @@
+# Two commands set everything up in a private environment: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+# Two workers with one thread each: bit-equality tests then compare like with like, and no core idles.
+WORKERS ?= 2
+
+.PHONY: help demo test lint types soak bench clean
+help:
+	@echo "make demo    five small tasks, learned one after another without forgetting"
+	@echo "make test    linters, types and every test"
+	@echo "make soak    the long campaigns"
+	@echo "make bench   speed and memory, side by side"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zeroforget needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,tensorboard,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/zeroforget demo
+
+test: $(STAMP) lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not soak'
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m soak
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

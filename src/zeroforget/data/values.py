@@ -1,0 +1,145 @@
+"""What data are here: values that nobody changes after they are made. Labels are local to a task, 0..k-1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and their labels.
+
+    `images` may be a large (even memory-mapped) array that several splits share; `rows` says which of its images
+    belong to this split, in order. Without `rows` all of them do.
+    """
+
+    images: Tensor
+    labels: Tensor
+    rows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.images) if self.rows is None else len(self.rows)
+        if count != len(self.labels):
+            raise ValueError(f"a split needs one label per image; got {count} images and {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The raw images and labels at these positions of the split."""
+        rows = index if self.rows is None else self.rows[index]
+        return self.images[rows], self.labels[index]
+
+    @staticmethod
+    def merge(splits: Sequence[Split], label_offsets: Sequence[int]) -> Split:
+        """One split out of several, the labels of each moved up by its offset."""
+        labels = torch.cat([s.labels + o for s, o in zip(splits, label_offsets, strict=True)])
+        images = splits[0].images
+        if all(s.images is images for s in splits):
+            rows = [torch.arange(len(images)) if s.rows is None else s.rows for s in splits]
+            return Split(images, labels, torch.cat(rows))
+        parts = [s.images if s.rows is None else s.images[s.rows] for s in splits]
+        return Split(torch.cat(parts), labels)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """From raw images to the network's input, a batch at a time, on whatever device the batch is.
+
+    Bytes become [0, 1]; then `(x - mean) / std` for each channel. Training crops `crop` pixels square at random
+    (after padding by `pad`) and flips left to right if `flip`; testing takes the central crop.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    crop: int | None = None
+    pad: int = 0
+    flip: bool = False
+
+    def train(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A training batch: augmented by draws from `generator` (a CPU generator), then normalized."""
+        if self.crop is not None or self.pad:
+            images = self._random_crop(images, generator)
+        if self.flip:
+            coin = torch.rand(len(images), generator=generator) < 0.5
+            coin = coin.to(images.device).view(-1, 1, 1, 1)
+            images = torch.where(coin, images.flip(-1), images)
+        return self._normalize(images)
+
+    def test(self, images: Tensor) -> Tensor:
+        """An evaluation batch: the central crop, normalized."""
+        if self.crop is not None:
+            height, width = images.shape[-2:]
+            top, left = (height - self.crop) // 2, (width - self.crop) // 2
+            images = images[..., top : top + self.crop, left : left + self.crop]
+        return self._normalize(images)
+
+    def _random_crop(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        size = images.shape[-2:] if self.crop is None else (self.crop, self.crop)
+        if self.pad:
+            images = torch.nn.functional.pad(images, (self.pad,) * 4)
+        room = [images.shape[-2] - size[0], images.shape[-1] - size[1]]
+        if min(room) < 0:
+            raise ValueError(f"cannot crop {size[0]}x{size[1]} out of images of {tuple(images.shape[-2:])}")
+        draw = [torch.randint(r + 1, (len(images), 1), generator=generator) for r in room]
+        y = (draw[0] + torch.arange(size[0])).to(images.device)
+        x = (draw[1] + torch.arange(size[1])).to(images.device)
+        batch = torch.arange(len(images), device=images.device)
+        cropped = images.movedim(1, -1)[batch[:, None, None], y[:, :, None], x[:, None, :]]
+        return cropped.movedim(-1, 1).contiguous()
+
+    def _normalize(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            images = images.float() / 255
+        shape = (1, -1) + (1,) * (images.dim() - 2)
+        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
+        std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
+        return ((images - mean) / std).contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One thing to learn: named classes, and images to learn, choose and judge by."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split
+    test: Split
+    prepare: Preparation = Preparation()
+
+    def check(self) -> None:
+        """Raise ValueError if no method could learn this: labels out of range, empty splits, NaN in the images."""
+        if len(self.classes) < 2:
+            raise ValueError(f"task '{self.name}' has {len(self.classes)} class(es); a task needs at least 2")
+        for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if not len(split):
+                raise ValueError(f"task '{self.name}' has no {part} images; give each class at least one")
+            low, high = int(split.labels.min()), int(split.labels.max())
+            if low < 0 or high >= len(self.classes):
+                raise ValueError(
+                    f"task '{self.name}': {part} labels run from {low} to {high}, but its {len(self.classes)} classes "
+                    f"are 0 to {len(self.classes) - 1}; labels are local to a task, so subtract the first one"
+                )
+            if split.images.is_floating_point():
+                used = split.images if split.rows is None else split.images[split.rows]
+                if not used.isfinite().all():
+                    raise ValueError(f"task '{self.name}': the {part} images hold NaN or infinite values; clean them")
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """Tasks in the order they come, all with inputs of one shape (channels, height, width)."""
+
+    name: str
+    shape: tuple[int, int, int]
+    tasks: tuple[Task, ...]
+
+    def example(self, batch: int = 2) -> Tensor:
+        """A batch of this scenario's shape, for tracing a network."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(batch, *self.shape, generator=generator)

@@ -1,0 +1,161 @@
+"""The hooks that every method has. Unchanged, the base class is fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.data import Task
+from zeroforget.training import Fit, FitLog
+from zeroforget.training.evaluate import Predictor
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """All of a task that decides structure."""
+
+    name: str
+    classes: int
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Bits that a method keeps beside the network and its heads, counted from the tensors it really holds."""
+
+    training: int = 0
+    """While a task is learned."""
+    inference: int = 0
+    """To serve every task afterwards."""
+
+
+def bits(*tensors: Tensor) -> int:
+    """How many bits these tensors occupy."""
+    return sum(t.numel() * t.element_size() * 8 for t in tensors)
+
+
+class Method(nn.Module):
+    """A network with a head for each task, and how it learns the next one.
+
+    A subclass says only what differs. Its options are the keyword arguments of its `__init__`; what it claims are class
+    attributes, which one test suite holds it to. Tensors it keeps belong in parameters or buffers, so that saving,
+    resuming and moving to a device need no further code.
+    """
+
+    name: ClassVar[str] = ""
+    """What the command line calls it."""
+    family: ClassVar[str] = "baseline"
+    zero_forgetting: ClassVar[bool] = False
+    uses_past_data: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
+    needs_backbone: ClassVar[bool] = False
+    overhead_formula: ClassVar[str] = "none"
+    """As the paper's table S1 says it."""
+    tradeoff: ClassVar[str | None] = None
+    """The option that trades stability for plasticity, if there is one: larger means less forgetting."""
+
+    @classmethod
+    def names(cls) -> dict[str, dict[str, Any]]:
+        """Every name on the command line, with the options that it implies."""
+        return {cls.name: {}} if cls.__dict__.get("name") else {}
+
+    def __init__(self, net: nn.Module, example: Tensor) -> None:
+        super().__init__()
+        self.specs: list[TaskSpec] = []
+        self.heads = nn.ModuleList()
+        self.net = net
+        self._set_example(example)
+
+    def _set_example(self, example: Tensor) -> None:
+        self.register_buffer("example", example.detach().clone()[:2], persistent=False)
+
+    def features(self) -> int:
+        """The width of what the network hands to a head."""
+        was = self.net.training
+        with torch.no_grad():
+            out: Tensor = self.net.eval()(self.get_buffer("example"))
+        self.net.train(was)
+        if out.dim() != 2:
+            raise ValueError(f"the network must return (batch, features) for a head; it returned {tuple(out.shape)}")
+        return out.shape[1]
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """Make room for a task: structure only, so that loading can replay it."""
+        for head in self.heads:
+            head.requires_grad_(False)
+        weight = next(self.parameters())
+        self.heads.append(nn.Linear(self.features(), spec.classes, device=weight.device, dtype=weight.dtype))
+        self.specs.append(spec)
+
+    def drop_task(self) -> None:
+        """Take back the newest task's structure."""
+        self.specs.pop()
+        del self.heads[-1]
+        if len(self.heads):
+            self.heads[-1].requires_grad_(True)
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
+        """Learn one more task. `past` is handed only to methods that declare `uses_past_data`."""
+        task.check()
+        self.add_task(TaskSpec(task.name, len(task.classes)))
+        try:
+            log = fit(self, task, len(self.specs) - 1)
+            self.end_task(task, fit)
+        except BaseException:
+            self.drop_task()
+            raise
+        return log
+
+    def end_task(self, task: Task, fit: Fit) -> None:
+        """After training: estimate importance, prune, merge."""
+
+    def trainable(self) -> Iterable[nn.Parameter]:
+        """All that the optimizer may touch. Old heads never are."""
+        yield from self.net.parameters()
+        yield from self.heads[-1].parameters()
+
+    def moving(self) -> dict[str, Tensor]:
+        """All tensors that training may change: saved each epoch, put back to those of the best one."""
+        return dict(self.state_dict())
+
+    def before_step(self, done: float) -> None:
+        """Before each batch; `done` is the share of the epoch that has passed."""
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """What a step of training makes smaller."""
+        return F.cross_entropy(self(x, task), y)
+
+    def after_backward(self) -> None:
+        """Gradients are there, the step is not yet made."""
+
+    def after_step(self) -> None:
+        """The step is made."""
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """The logits of one task."""
+        logits: Tensor = self.heads[task](self.net(x))
+        return logits
+
+    def predictor(self, task: int) -> Predictor:
+        """What answers for a task: evaluation, export and proof use this and nothing else."""
+        self.eval()
+        return lambda x: self(x, task)
+
+    def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
+        """The loss of each image and whether it was classified right."""
+        logits = predictor(x)
+        return F.cross_entropy(logits, y, reduction="none"), logits.argmax(1) == y
+
+    def overhead(self) -> Overhead:
+        """What this method keeps beside the network and its heads."""
+        return Overhead()

@@ -1,0 +1,78 @@
+"""Finding methods: a module of this package that holds a `Method` with a `name` is a method; so is anyone's class given
+as `package.module:Class`. The signature of its `__init__` is its configuration."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from zeroforget.methods.base import Method
+
+Factory = Callable[..., Method]
+
+
+def _own() -> dict[str, tuple[type[Method], dict[str, Any]]]:
+    """Name → class and the options that the name fixes (`tfm-nofn` is TFM with fn=False)."""
+    found: dict[str, tuple[type[Method], dict[str, Any]]] = {}
+    import zeroforget.methods as package
+
+    for module_info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__:
+                for name, options in value.names().items():
+                    found[name] = (value, options)
+    return found
+
+
+def names() -> list[str]:
+    """Every method of ours, in alphabetical order."""
+    return sorted(_own())
+
+
+def find(name: str) -> tuple[type[Method], dict[str, Any]]:
+    """A method's class and the options that its name implies."""
+    if ":" in name:
+        return _foreign(name), {}
+    own = _own()
+    if name not in own:
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise ValueError(f"no method '{name}'{hint} (zeroforget methods lists all)")
+    return own[name]
+
+
+def _foreign(name: str) -> type[Method]:
+    path, _, attribute = name.partition(":")
+    try:
+        value = getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot find method '{name}': {error}; give it as package.module:Class") from error
+    if not (inspect.isclass(value) and issubclass(value, Method)):
+        raise ValueError(f"'{name}' is not a subclass of zeroforget.Method")
+    return value
+
+
+def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
+    """A method's options: the keyword-only arguments of its `__init__`."""
+    signature = inspect.signature(cls.__init__)
+    return {n: p for n, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build(name: str, net: nn.Module, example: Tensor, **chosen: Any) -> Method:
+    """Make a method by name; an option it does not have is an error that names the nearest one."""
+    cls, implied = find(name)
+    known = options(cls)
+    for key in chosen:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            has = ", ".join(known) or "none"
+            raise ValueError(f"method '{name}' has no option '{key}'{hint} (its options: {has})")
+    return cls(net, example, **(implied | chosen))

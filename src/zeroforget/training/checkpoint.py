@@ -1,0 +1,64 @@
+"""Unfinished training on disk: one safetensors file for each phase of a task, replaced atomically each epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The file that holds where one phase of training stands: named tensors, and facts as JSON."""
+
+    path: Path
+
+    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Write aside, sync, rename: a crash leaves the old file or the new one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        aside = self.path.with_suffix(f".{os.getpid()}.tmp")
+        # Every tensor is cloned: safetensors refuses tensors that share memory, as tied parameters do.
+        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(plain, aside, metadata={"facts": json.dumps(facts)})
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(self.path)
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was saved last, or None."""
+        if not self.path.exists():
+            return None
+        with safe_open(self.path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors and plain numbers."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value
+            else:
+                numbers[f"{index}.{key}"] = value
+    return tensors, numbers
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    """Put back what `optimizer_tensors` took."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in (tensors | numbers).items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    whole = optimizer.state_dict()
+    whole["state"] = state
+    optimizer.load_state_dict(whole)

@@ -1,0 +1,281 @@
+"""The one training loop. Read it top to bottom: what a method may change is called by name, where it happens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.data import Split, Task
+from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from zeroforget.training.evaluate import Predictor, batches
+from zeroforget.training.regime import Regime
+from zeroforget.training.seeding import generator, seeded
+
+
+class Diverged(ValueError):
+    """Training met NaN or infinity and was stopped; what had been learned before is as it was."""
+
+
+class Learner(Protocol):
+    """What `fit` needs of a method."""
+
+    def trainable(self) -> Iterable[nn.Parameter]: ...
+    def moving(self) -> dict[str, Tensor]: ...
+    def before_step(self, done: float) -> None: ...
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor: ...
+    def after_backward(self) -> None: ...
+    def after_step(self) -> None: ...
+    def predictor(self, task: int) -> Predictor: ...
+    def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]: ...
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One line of the log."""
+
+    epoch: int
+    lr: float
+    loss: float
+    val_loss: float
+    val_accuracy: float
+    seconds: float
+
+
+@dataclass
+class FitLog:
+    """What happened: every epoch, and which one's weights were kept (-1: those before the first epoch)."""
+
+    epochs: list[Epoch] = field(default_factory=list)
+    best: int = -1
+    stopped: str = ""
+    seconds: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the method has to tell, such as the table of a growth search."""
+
+    @property
+    def val_accuracy(self) -> float:
+        """The validation accuracy of the weights that were kept."""
+        return self.epochs[self.best].val_accuracy if self.best >= 0 else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> FitLog:
+        """The inverse of `to_dict`."""
+        return FitLog(**(values | {"epochs": [Epoch(**e) for e in values["epochs"]]}))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands, several times a second."""
+
+    task: str
+    index: int
+    phase: int
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    lr: float
+    last: Epoch | None
+
+
+@dataclass
+class Fit:
+    """Trains a method on a task under one regime: `fit(method, task, index)`.
+
+    Everything random follows from `seed`. With a `folder`, each epoch leaves a checkpoint there and a second run of the
+    same calls goes on from the last finished one.
+    """
+
+    regime: Regime = field(default_factory=Regime)
+    seed: int = 0
+    progress: Callable[[Progress], None] | None = None
+    folder: Path | None = None
+    _phases: Counter[int] = field(default_factory=Counter)
+
+    def __call__(self, learner: Learner, task: Task, index: int, **changes: Any) -> FitLog:
+        """Train; `changes` override parts of the regime for this call only, such as lr=0.005."""
+        task.check()
+        phase = self._phases[index]
+        self._phases[index] += 1
+        file = None if self.folder is None else Checkpoint(self.folder / f"phase-{phase:03d}.safetensors")
+        return _Loop(self, replace(self.regime, **changes), learner, task, index, phase, file).run()
+
+
+@dataclass
+class _Loop:
+    fit: Fit
+    regime: Regime
+    learner: Learner
+    task: Task
+    index: int
+    phase: int
+    file: Checkpoint | None
+
+    def run(self) -> FitLog:
+        self.log = FitLog()
+        self.lr = self.regime.lr
+        self.best_loss = math.inf
+        self.waited = 0
+        self.device = torch.device(self.regime.device)
+        self.train_split = _resident(self.task.train, self.device)
+        self.val_split = _resident(self.task.val, self.device)
+        self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
+        self.parameters = [p for p in self.learner.trainable() if p.requires_grad]
+        self.optimizer = self.regime.make_optimizer(self.parameters, self.lr) if self.parameters else None
+        start = _copy(self.learner.moving())
+        self.best = start
+        self._resume()
+        try:
+            while not self.log.stopped:
+                self._epoch(len(self.log.epochs))
+        except BaseException:  # Ctrl-C included: nobody is left with half-trained weights
+            _restore(self.learner.moving(), start)
+            raise
+        _restore(self.learner.moving(), self.best)
+        return self.log
+
+    def _epoch(self, number: int) -> None:
+        began = time.perf_counter()
+        loss = self._train(number)
+        val_loss, val_accuracy = self._validate()
+        if val_loss < self.best_loss:
+            self.best_loss, self.best, self.log.best, self.waited = val_loss, _copy(self.learner.moving()), number, 0
+        else:
+            self.waited += 1
+        seconds = time.perf_counter() - began
+        self.log.epochs.append(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds))
+        self.log.seconds += seconds
+        if self.waited >= self.regime.patience:
+            self.lr, self.waited = self.lr / self.regime.decay, 0
+            self._set_lr()
+        if self.lr < self.regime.min_lr:
+            self.log.stopped = "learning rate below its bound"
+        elif number + 1 >= self.regime.epochs:
+            self.log.stopped = "all epochs done"
+        self._report(number, self.steps)
+        self._save()
+
+    def _train(self, number: int) -> float:
+        regime, learner, fit = self.regime, self.learner, self.fit
+        order = torch.randperm(len(self.train_split), generator=generator("shuffle", fit.seed, self.index, number))
+        draws = generator("augment", fit.seed, self.index, number)
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        learner.train()
+        with seeded("noise", fit.seed, self.index, self.phase, number):
+            for step, rows in enumerate(order.split(regime.batch_size)):
+                images, y = self.train_split.batch(rows.to(self.train_split.labels.device))
+                x = self.task.prepare.train(images.to(self.device), draws)
+                learner.before_step(step / self.steps)
+                with regime.autocast():
+                    loss = learner.loss(x, y.to(self.device), self.index)
+                if self.optimizer is not None:
+                    self.optimizer.zero_grad()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    learner.after_backward()
+                    if regime.clip is not None:
+                        nn.utils.clip_grad_norm_(self.parameters, regime.clip)
+                    self.optimizer.step()
+                    learner.after_step()
+                total += loss.detach() * len(rows)
+                if self.device.type == "cpu":
+                    self._check(float(loss.detach()), number, step)
+                self._report(number, step + 1)
+        self._check(float(total), number, self.steps - 1)
+        return float(total) / len(order)
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, float]:
+        self.learner.train(False)
+        predictor = self.learner.predictor(self.index)
+        total = torch.zeros(2, device=self.device, dtype=torch.float64)
+        for x, y in batches(self.val_split, self.task.prepare, 256, self.device):
+            with self.regime.autocast():
+                losses, correct = self.learner.score(predictor, x, y, self.index)
+            total += torch.stack([losses.double().sum(), correct.double().sum()])
+        loss, accuracy = (total / len(self.val_split)).tolist()
+        return (math.inf if math.isnan(loss) else loss), accuracy
+
+    def _check(self, loss: float, epoch: int, step: int) -> None:
+        if math.isfinite(loss):
+            return
+        raise Diverged(
+            f"task '{self.task.name}': the loss became {loss} in epoch {epoch + 1}, step {step + 1} of {self.steps}, "
+            f"at learning rate {self.lr:g}. Try a lower lr, clip=1.0 to bound the gradient"
+            + (", or precision='float32'" if self.regime.precision == "bf16" else "")
+            + ". What was learned before this task is unchanged."
+        )
+
+    def _set_lr(self) -> None:
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = self.lr
+
+    def _report(self, number: int, step: int) -> None:
+        if self.fit.progress is not None:
+            last = self.log.epochs[-1] if self.log.epochs else None
+            steps, epochs = self.steps, self.regime.epochs
+            self.fit.progress(
+                Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last)
+            )
+
+    def _save(self) -> None:
+        if self.file is None:
+            return
+        tensors = {f"now/{n}": t for n, t in self.learner.moving().items()} | {
+            f"best/{n}": t for n, t in self.best.items()
+        }
+        numbers: dict[str, Any] = {}
+        if self.optimizer is not None:
+            state, numbers = optimizer_tensors(self.optimizer)
+            tensors |= {f"optimizer/{n}": t for n, t in state.items()}
+        facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "optimizer": numbers}
+        self.file.save(tensors, facts | {"log": self.log.to_dict()})
+
+    def _resume(self) -> None:
+        saved = None if self.file is None else self.file.load()
+        if saved is None:
+            return
+        tensors, facts = saved
+        part: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
+        for name, tensor in tensors.items():
+            kind, rest = name.split("/", 1)
+            part[kind][rest] = tensor
+        _restore(self.learner.moving(), part["now"])
+        self.best = {n: t.to(self.device) for n, t in part["best"].items()}
+        self.lr, self.best_loss, self.waited = facts["lr"], facts["best_loss"], facts["waited"]
+        self.log = FitLog.from_dict(facts["log"])
+        if self.optimizer is not None:
+            restore_optimizer(self.optimizer, part["optimizer"], facts["optimizer"])
+            self._set_lr()
+
+
+def _resident(split: Split, device: torch.device) -> Split:
+    """The split's own images on the device, if that is not where they already are."""
+    if split.images.device == device:
+        return split
+    images = split.images if split.rows is None else split.images[split.rows]
+    return Split(images.to(device), split.labels.to(device))
+
+
+def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def _restore(tensors: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    if missing := sorted(tensors.keys() ^ saved.keys()):
+        raise ValueError(f"the checkpoint belongs to another network: {', '.join(missing[:4])} do not match")
+    for name, tensor in tensors.items():
+        tensor.copy_(saved[name])
