@@ -183,7 +183,7 @@ class _Loop:
                     loss = learner.loss(x, y.to(self.device), self.index)
                 if self.optimizer is not None:
                     self.optimizer.zero_grad()
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     learner.after_backward()
                     if regime.clip is not None:
                         nn.utils.clip_grad_norm_(self.parameters, regime.clip)
