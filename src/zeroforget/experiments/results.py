@@ -1,0 +1,175 @@
+"""What a run found: the whole accuracy matrix and what it cost, as plain values that go to JSON and back."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class Results:
+    """One method, one seed, every task of a scenario.
+
+    `accuracy[t][k]`, for k <= t, is the share of task k's test images that are right after task t was learned. All
+    lists have one entry for each task.
+    """
+
+    scenario: str
+    network: str
+    method: str
+    options: dict[str, Any]
+    regime: dict[str, Any]
+    seed: int
+    tasks: list[dict[str, Any]]
+    """Each {"name": str, "classes": int}."""
+    accuracy: list[list[float]]
+    logs: list[dict[str, Any]]
+    """Each as `FitLog.to_dict()` makes it."""
+    seconds: list[float]
+    """Learning and evaluating, a task at a time."""
+    parameters: list[int]
+    """Of the network and its heads, after each task."""
+    overhead: list[dict[str, int]]
+    """Bits kept beside them after each task: {"training": int, "inference": int}."""
+    growth: dict[str, list[int]] = field(default_factory=dict)
+    """Axis → its width after each task; empty for methods that do not grow."""
+    unchanged: list[bool] = field(default_factory=list)
+    """Whether, after all tasks, the test logits of each task were bit-equal to those right after it was learned."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    experiment: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.tasks)
+        if [len(row) for row in self.accuracy] != list(range(1, count + 1)):
+            raise ValueError(f"results of {count} tasks need an accuracy row of 1, 2, ... {count} entries for each")
+        for name in ("logs", "seconds", "parameters", "overhead"):
+            if len(getattr(self, name)) != count:
+                raise ValueError(f"results of {count} tasks have {len(getattr(self, name))} entries in '{name}'")
+
+    # Figures ---------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The tasks, in order."""
+        return [str(task["name"]) for task in self.tasks]
+
+    @property
+    def learned(self) -> list[float]:
+        """The accuracy of each task right after it was learned."""
+        return [row[k] for k, row in enumerate(self.accuracy)]
+
+    @property
+    def final(self) -> list[float]:
+        """The accuracy of each task after the last one was learned."""
+        return list(self.accuracy[-1])
+
+    @property
+    def average(self) -> float:
+        """The mean over tasks of the final accuracy: the paper's "Avg." column."""
+        return mean(self.final)
+
+    @property
+    def averages(self) -> list[float]:
+        """The mean accuracy over the tasks so far, after each task."""
+        return [mean(row) for row in self.accuracy]
+
+    @property
+    def forgetting(self) -> list[float]:
+        """As the paper prints it: final accuracy minus that right after learning. Negative means forgotten."""
+        return [now - then for now, then in zip(self.final, self.learned, strict=True)]
+
+    @property
+    def epochs(self) -> list[int]:
+        """How many epochs each task was trained for."""
+        return [len(log["epochs"]) for log in self.logs]
+
+    def forward_transfer(self, alone: Sequence[float]) -> float:
+        """What the past gave to the new: mean over tasks 2, 3, ... of its accuracy right after learning, less `alone`.
+
+        `alone` holds the accuracy of each task learned by a network of its own, from the same start and with the same
+        regime. Above 0: earlier tasks helped. A head that was never trained says nothing, so the accuracy before
+        learning, which other definitions use, is of no use where every task has its own head.
+        """
+        if len(alone) != len(self.tasks):
+            raise ValueError(f"forward transfer needs {len(self.tasks)} accuracies, one a task; got {len(alone)}")
+        return mean([a - b for a, b in zip(self.learned, alone, strict=True)][1:])
+
+    # JSON ------------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Results:
+        """The inverse of `to_dict`."""
+        known = {f.name for f in fields(Results)}
+        if unknown := sorted(values.keys() - known):
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            raise ValueError(f"results have no field '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        try:
+            return Results(**values)
+        except TypeError as error:
+            raise ValueError(f"these are no results of a run: {error}") from error
+
+    def save(self, folder: Path) -> None:
+        """Write results.json: aside, synced, renamed."""
+        write_json(folder / FILE, self.to_dict())
+
+    @staticmethod
+    def load(path: Path) -> Results:
+        """From a run's folder, or its results.json."""
+        file = path / FILE if path.is_dir() else path
+        try:
+            return Results.from_dict(json.loads(file.read_text()))
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"no results in {path}: the run is not finished (start it again and it goes on)"
+            ) from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def load_runs(paths: Iterable[Path]) -> list[Results]:
+    """Every finished run in or below these folders (or these results.json files), in the order of their paths."""
+    found: list[Results] = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"no such folder: {path}")
+        files = [path] if path.is_file() else sorted(path.rglob(FILE))
+        if not files:
+            raise ValueError(f"no finished run in {path}: 'zeroforget run' leaves a {FILE} for each")
+        found += [Results.load(file) for file in files]
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean; NaN of nothing."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of a sample (n - 1); 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write aside, sync, rename: a crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with aside.open("w") as file:
+        file.write(json.dumps(values, indent=1, allow_nan=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
