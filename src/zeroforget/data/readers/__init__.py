@@ -1,0 +1,1 @@
+"""One module for each way of laying a data set out in files."""
