@@ -1,0 +1,186 @@
+"""How much each parameter matters for a task: moments of per-sample gradients, and the methods' common anchor that
+pulls every parameter back as firmly as it mattered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from zeroforget.data import Split, Task
+from zeroforget.methods.base import Method, Overhead, bits
+from zeroforget.training import Fit
+from zeroforget.training.evaluate import batches
+from zeroforget.training.seeding import generator
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""A number out of one sample's outputs and its label."""
+
+MEMORY = 2**28
+"""How many bytes the gradients of the samples that are looked at together may take."""
+
+
+def negative_log_likelihood(outputs: Tensor, label: Tensor) -> Tensor:
+    """What the Fisher information differentiates."""
+    return F.cross_entropy(outputs, label)
+
+
+def squared_norm(outputs: Tensor, label: Tensor) -> Tensor:
+    """What memory aware synapses differentiate: no label is needed."""
+    return outputs.square().sum()
+
+
+def per_sample_moments(
+    model: nn.Module,
+    names: Sequence[str],
+    data: Batches,
+    objective: Objective,
+    *args: object,
+    power: str = "square",
+    memory: int = MEMORY,
+) -> dict[str, Tensor]:
+    """The mean over samples of the squared ("square") or absolute ("abs") gradient of `objective`.
+
+    Gradients are taken for each sample by itself, in eval mode, many samples at once but never more than `memory`
+    bytes of them. `names` are parameters of `model`, which is called as `model(x, *args)`.
+    """
+    measure = {"square": torch.square, "abs": torch.abs}.get(power)
+    if measure is None:
+        raise ValueError(f"power is 'square' or 'abs', not '{power}'")
+    everything = dict(model.named_parameters()) | dict(model.named_buffers())
+    values = {name: everything[name].detach() for name in names}
+
+    def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(model, parameters, (x.unsqueeze(0), *args))
+        return objective(outputs[0], y)
+
+    gradients = vmap(grad(one), in_dims=(None, 0, 0))
+    total = {name: torch.zeros_like(value) for name, value in values.items()}
+    chunk = max(1, memory // max(1, bits(*values.values()) // 8))
+    count = 0
+    with evaluating(model):
+        for images, labels in data:
+            for x, y in zip(images.split(chunk), labels.split(chunk), strict=True):
+                for name, gradient in gradients(values, x, y).items():
+                    total[name] += measure(gradient).sum(0)
+            count += len(labels)
+    return {name: value / max(1, count) for name, value in total.items()}
+
+
+def fisher(
+    model: nn.Module,
+    names: Sequence[str],
+    data: Batches,
+    *args: object,
+    labels: str = "true",
+    draws: torch.Generator | None = None,
+    memory: int = MEMORY,
+) -> dict[str, Tensor]:
+    """The diagonal of the Fisher information of `model(x, *args)`, a classifier.
+
+    With `labels="true"` it is the empirical one, at the data's labels; with "sampled" each label is drawn from the
+    model's own prediction, by the CPU generator `draws`.
+    """
+    if labels not in {"true", "sampled"}:
+        raise ValueError(f"labels are 'true' or 'sampled', not '{labels}'")
+    if labels == "sampled":
+        data = sampled_labels(model, data, *args, draws=draws)
+    return per_sample_moments(model, names, data, negative_log_likelihood, *args, memory=memory)
+
+
+def sampled_labels(model: nn.Module, data: Batches, *args: object, draws: torch.Generator | None) -> Batches:
+    """The same images, their labels drawn from what the model believes."""
+    for x, _ in data:
+        with torch.no_grad(), evaluating(model):
+            beliefs = model(x, *args).softmax(1)
+        yield x, torch.multinomial(beliefs.cpu(), 1, generator=draws).squeeze(1).to(x.device)
+
+
+def samples_of(
+    task: Task, fit: Fit, index: int, samples: int | None = None, size: int = 64
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A task's training images without augmentation: all of them, or `samples` that the fit's seed chooses."""
+    split = task.train
+    if samples is not None and samples < len(split):
+        chosen = torch.randperm(len(split), generator=generator("importance", fit.seed, index))[:samples]
+        chosen = chosen.sort().values.to(split.labels.device)
+        split = Split(split.images, split.labels[chosen], chosen if split.rows is None else split.rows[chosen])
+    return batches(split, task.prepare, size, fit.regime.device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, each module's own mode again outside: statistics stay and dropout is off."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class Kept(nn.Module):
+    """One buffer for each of a network's parameters, under the parameter's name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(_key(name), tensor.detach().clone())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.get_buffer(_key(name))
+
+    @torch.no_grad()
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite the values in place."""
+        for name, tensor in tensors.items():
+            self[name].copy_(tensor)
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")  # a buffer's name may not hold a dot
+
+
+class Anchored(Method):
+    """Holds every parameter of the network to where the last task left it, as firmly as it mattered.
+
+    Common to the methods that differ only in how they measure importance. Heads are each task's own and stay free.
+    """
+
+    family = "model-based"
+    overhead_formula = "1 float per parameter"
+
+    def __init__(self, net: nn.Module, example: Tensor) -> None:
+        super().__init__(net, example)
+        self.importance = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})
+        self.anchor = Kept(self.weights())
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters that all tasks share and that training may move."""
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
+    def distance(self) -> Tensor:
+        """Σ Ω (θ − θ*)²."""
+        parts = [(self.importance[n] * (p - self.anchor[n]).square()).sum() for n, p in self.weights().items()]
+        return torch.stack(parts).sum() if parts else self.get_buffer("example").new_zeros(())
+
+    def consolidate(self, importance: Mapping[str, Tensor]) -> None:
+        """After a task: the new importance, and an anchor where the weights now are."""
+        self.importance.put(importance)
+        self.anchor.put(self.weights())
+
+    def moving(self) -> dict[str, Tensor]:
+        """The network and the newest head: importance, anchor and old heads stand still while a task is learned."""
+        newest = f"heads.{len(self.heads) - 1}."
+        return {n: t for n, t in self.state_dict().items() if n.startswith(("net.", newest))}
+
+    def overhead(self) -> Overhead:
+        """Importance and anchor, while a task is learned; nothing to serve."""
+        return Overhead(training=bits(*self.importance.buffers(), *self.anchor.buffers()))
