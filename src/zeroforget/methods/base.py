@@ -103,16 +103,25 @@ class Method(nn.Module):
     # Learning --------------------------------------------------------------------------------------------------
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
-        """Learn one more task. `past` is handed only to methods that declare `uses_past_data`."""
+        """Learn one more task. `past` is handed only to methods that declare `uses_past_data`.
+
+        Whatever interrupts it, at whatever phase, leaves the method as it was before.
+        """
         task.check()
+        before = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
         self.add_task(TaskSpec(task.name, len(task.classes)))
         try:
-            log = fit(self, task, len(self.specs) - 1)
+            log = self.train_task(task, fit)
             self.end_task(task, fit)
         except BaseException:
             self.drop_task()
+            self.load_state_dict(before)
             raise
         return log
+
+    def train_task(self, task: Task, fit: Fit) -> FitLog:
+        """The phases of training: one, unless a method says otherwise. The log returned is that of the task."""
+        return fit(self, task, len(self.specs) - 1)
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """After training: estimate importance, prune, merge."""
