@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -99,6 +99,18 @@ class Method(nn.Module):
         del self.heads[-1]
         if len(self.heads):
             self.heads[-1].requires_grad_(True)
+
+    def structure(self) -> list[dict[str, Any]]:
+        """What `replay` needs, as plain JSON values: one entry for each task, here its name and its classes.
+
+        A method whose shapes follow from more than that (how much it grew, say) adds it to each task's entry.
+        """
+        return [asdict(spec) for spec in self.specs]
+
+    def replay(self, structure: Sequence[dict[str, Any]]) -> None:
+        """Make room for these tasks again, in a method as it is built: afterwards saved tensors fit by name."""
+        for entry in structure:
+            self.add_task(TaskSpec(entry["name"], entry["classes"]))
 
     # Learning --------------------------------------------------------------------------------------------------
 
