@@ -1,0 +1,60 @@
+"""Births: for each feature the task it was born with, counted from 0. Everything else about forgetting follows.
+
+Task k uses exactly what is born at or before k; learning task t trains exactly what is born at t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def weight_births(*dims: Tensor) -> Tensor:
+    """The birth of each weight: the latest of the births along its dimensions (out, in, ...)."""
+    out = dims[0]
+    for births in dims[1:]:
+        out = torch.maximum(out.unsqueeze(-1), births)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Positions along a dimension; a run of neighbours is a slice, so that reading it copies nothing."""
+
+    index: Tensor
+    start: int | None
+
+    @staticmethod
+    def where(chosen: Tensor) -> Places:
+        """The positions where a boolean vector is true."""
+        index = chosen.nonzero().squeeze(1)
+        if len(index) == 0:
+            return Places(index, 0)
+        run = int(index[-1]) - int(index[0]) + 1 == len(index)
+        return Places(index, int(index[0]) if run else None)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, tensor: Tensor, dim: int) -> Tensor:
+        """These positions of a tensor: a view where they are a run, else a copy."""
+        if self.start is not None:
+            return tensor.narrow(dim, self.start, len(self.index))
+        return tensor.index_select(dim, self.index.to(tensor.device))
+
+    def put(self, tensor: Tensor, dim: int, values: Tensor) -> None:
+        """Write values at these positions, in place."""
+        if self.start is not None:
+            tensor.narrow(dim, self.start, len(self.index)).copy_(values)
+        else:
+            tensor.index_copy_(dim, self.index.to(tensor.device), values)
+
+
+def select(tensor: Tensor, chosen: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """The part of a tensor where each (dimension, boolean vector) is true, as a contiguous copy of its own."""
+    for dim, where in chosen:
+        tensor = Places.where(where).take(tensor, dim)
+    return tensor.clone(memory_format=torch.contiguous_format)

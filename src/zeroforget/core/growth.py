@@ -1,0 +1,84 @@
+"""How much to grow: shares of the full network turned into features, and the paper's rule for choosing among growths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Count = Callable[[Mapping[str, float]], float]
+"""The number of weights of a network whose axes have these widths."""
+
+_SLACK = 1e-9  # 0.55 + 9 * 0.05 is not 1 in binary
+
+
+@dataclass(frozen=True)
+class Room:
+    """The full width of every axis and how far beyond or below it the network may go."""
+
+    full: Mapping[str, int]
+    count: Count
+    limit: float | None = None
+    unit: str = "features"
+    align: int = 1
+
+    def __post_init__(self) -> None:
+        if self.unit not in {"features", "weights"}:
+            raise ValueError(f"unit is 'features' or 'weights', not '{self.unit}'")
+        if self.align < 1:
+            raise ValueError(f"align is a whole number of features, at least 1, not {self.align}")
+        if self.limit is not None and self.limit <= 0:
+            raise ValueError(f"limit is a share of the full width, above 0, not {self.limit}")
+
+    def most(self, axis: str) -> int | None:
+        """The most features an axis may have."""
+        return None if self.limit is None else max(1, round(self.full[axis] * self.limit))
+
+    def width(self, axis: str, share: float) -> int:
+        """The features of an axis at a share of its full width: rounded, aligned, at least one, within the limit."""
+        n = max(1, round(self.full[axis] * share + _SLACK))
+        n = -(-n // self.align) * self.align
+        most = self.most(axis)
+        return n if most is None else min(n, most)
+
+    def left(self, shares: Mapping[str, float]) -> float:
+        """How much growth is left, in this room's unit; infinite without a limit."""
+        if self.limit is None:
+            return float("inf")
+        if self.unit == "features":
+            return max((self.limit - s for s in shares.values()), default=0.0)
+        most = dict.fromkeys(self.full, self.limit)
+        return (self._weights(most) - self._weights(shares)) / self._weights(dict.fromkeys(self.full, 1.0))
+
+    def grow(self, shares: Mapping[str, float], growth: float) -> dict[str, float]:
+        """The shares after growing by `growth` of the full network."""
+        if self.unit == "features" or growth == 0 or not shares:
+            return {axis: self._within(s + growth) for axis, s in shares.items()}
+        # Weights grow roughly with the square of widths: find the one step for all axes that adds the wanted number.
+        wanted = self._weights(shares) + growth * self._weights(dict.fromkeys(self.full, 1.0))
+        low, high = 0.0, 1.0
+        while self._weights(self.grow_features(shares, high)) < wanted * (1 - _SLACK) and high < 2**20:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            if self._weights(self.grow_features(shares, middle)) < wanted:
+                low = middle
+            else:
+                high = middle
+        return self.grow_features(shares, high)
+
+    def grow_features(self, shares: Mapping[str, float], step: float) -> dict[str, float]:
+        """Every axis moved up by the same share of its full width, as far as the limit lets it."""
+        return {axis: self._within(s + step) for axis, s in shares.items()}
+
+    def _within(self, share: float) -> float:
+        return share if self.limit is None else min(share, self.limit)
+
+    def _weights(self, shares: Mapping[str, float]) -> float:
+        return self.count({axis: self.full[axis] * share for axis, share in shares.items()})
+
+
+def smallest_within(growths: Sequence[float], accuracies: Sequence[float], margin: float) -> int:
+    """The paper's section 4.1: which is the smallest growth whose accuracy is within the margin of the best one."""
+    best = max(accuracies)
+    good = [i for i, accuracy in enumerate(accuracies) if accuracy >= best - margin - _SLACK]
+    return min(good, key=lambda i: growths[i])

@@ -1,0 +1,261 @@
+"""What a dimension of a tensor is made of: feature axes, fixed sizes, products (flattening) and sums (concatenation).
+
+While a network is traced an axis is a variable: finding that two dimensions are the same unifies their labels, as in
+logic programming. `settle` turns the outcome into plain values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+# --- While tracing ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Axis:
+    """A variable for a run of features. Once `bound`, it stands for that label instead."""
+
+    size: int
+    bound: Term | None = None
+    writers: list[str] = field(default_factory=list)
+    """Paths of the modules that compute these features, in the order they ran."""
+    coupled: bool = False
+    """Some statistic over the axis (a layer norm, a softmax) lets its features see each other."""
+
+
+@dataclass(frozen=True)
+class Prod:
+    """Row-major product: each feature of the first factor repeated for every one of the next."""
+
+    factors: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One part after another."""
+
+    parts: tuple[Term, ...]
+
+
+Term: TypeAlias = int | Axis | Prod | Sum
+
+
+class Clash(Exception):
+    """Two labels cannot be the same dimension."""
+
+
+def size(term: Term) -> int:
+    """How many elements a dimension with this label has."""
+    match term:
+        case int():
+            return term
+        case Axis():
+            return term.size
+        case Prod():
+            return math.prod(size(f) for f in term.factors)
+        case Sum():
+            return sum(size(p) for p in term.parts)
+
+
+def resolve(term: Term) -> Term:
+    """Follow bindings and write the label in one normal form."""
+    match term:
+        case int():
+            return term
+        case Axis():
+            return term if term.bound is None else resolve(term.bound)
+        case Prod():
+            return product([resolve(f) for f in term.factors])
+        case Sum():
+            return total([resolve(p) for p in term.parts])
+
+
+def product(factors: list[Term]) -> Term:
+    """A product without ones, nested products, or neighbouring fixed sizes."""
+    flat: list[Term] = []
+    for factor in factors:
+        for f in factor.factors if isinstance(factor, Prod) else (factor,):
+            if f == 1:
+                continue
+            if isinstance(f, int) and flat and isinstance(flat[-1], int):
+                flat[-1] *= f
+            else:
+                flat.append(f)
+    return flat[0] if len(flat) == 1 else Prod(tuple(flat)) if flat else 1
+
+
+def total(parts: list[Term]) -> Term:
+    """A sum without nested sums or neighbouring fixed sizes."""
+    flat: list[Term] = []
+    for part in parts:
+        for p in part.parts if isinstance(part, Sum) else (part,):
+            if p == 0:
+                continue
+            if isinstance(p, int) and flat and isinstance(flat[-1], int):
+                flat[-1] += p
+            else:
+                flat.append(p)
+    return flat[0] if len(flat) == 1 else Sum(tuple(flat)) if flat else 0
+
+
+def axes(term: Term) -> Iterator[Axis]:
+    """Every free axis in a label."""
+    match resolve(term):
+        case Axis() as axis:
+            yield axis
+        case Prod(factors):
+            for f in factors:
+                yield from axes(f)
+        case Sum(parts):
+            for p in parts:
+                yield from axes(p)
+        case int():
+            pass
+
+
+def fix(term: Term) -> None:
+    """No axis in this label may grow."""
+    for axis in list(axes(term)):
+        axis.bound = axis.size
+
+
+def unify(a: Term, b: Term) -> None:
+    """Make two labels the same, or raise Clash and leave what was already bound."""
+    a, b = resolve(a), resolve(b)
+    if a is b or a == b:
+        return
+    if size(a) != size(b):
+        raise Clash(f"{size(a)} against {size(b)}")
+    if isinstance(a, Axis) and isinstance(b, Axis):
+        b.bound = a
+        a.writers += [w for w in b.writers if w not in a.writers]
+        a.coupled |= b.coupled
+    elif isinstance(a, Axis):
+        _bind(a, b)
+    elif isinstance(b, Axis):
+        _bind(b, a)
+    elif isinstance(a, int) or isinstance(b, int):
+        fix(a)
+        fix(b)
+    elif isinstance(a, Sum) and isinstance(b, Sum) and [*map(size, a.parts)] == [*map(size, b.parts)]:
+        for p, q in zip(a.parts, b.parts, strict=True):
+            unify(p, q)
+    elif isinstance(a, Prod) and isinstance(b, Prod):
+        _align(a, b)
+    else:
+        raise Clash("a concatenation against something else")
+
+
+def _bind(axis: Axis, term: Term) -> None:
+    inner = list(axes(term))
+    if axis in inner:
+        raise Clash("an axis inside itself")
+    axis.bound = term
+    for other in inner:
+        other.writers += [w for w in axis.writers if w not in other.writers]
+        other.coupled |= axis.coupled
+
+
+def _align(a: Prod, b: Prod) -> None:
+    """Walk two products from the left, splitting the larger factor where their sizes differ."""
+    left, right = list(a.factors), list(b.factors)
+    while left and right:
+        x, y = resolve(left.pop(0)), resolve(right.pop(0))
+        if size(x) > size(y):
+            x, rest = split(x, size(y))
+            left.insert(0, rest)
+        elif size(x) < size(y):
+            y, rest = split(y, size(x))
+            right.insert(0, rest)
+        unify(x, y)
+
+
+def split(term: Term, first: int) -> tuple[Term, Term]:
+    """A factor as (first, rest). Of an axis the leading part stays an axis: new features go to its end."""
+    term = resolve(term)
+    rest = size(term) // first
+    if first * rest != size(term):
+        raise Clash(f"{size(term)} does not divide by {first}")
+    match term:
+        case int():
+            return first, rest
+        case Axis():
+            lead = Axis(first, writers=list(term.writers), coupled=term.coupled)
+            term.bound = Prod((lead, rest))
+            return lead, rest
+        case Prod() | Sum():
+            raise Clash("a compound factor cannot be split")
+
+
+# --- Afterwards ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named:
+    """A growing axis, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Product:
+    """Settled form of Prod."""
+
+    factors: tuple[Label, ...]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Settled form of Sum."""
+
+    parts: tuple[Label, ...]
+
+
+Label: TypeAlias = int | Named | Product | Concat
+
+
+def settle(term: Term, names: Mapping[Axis, str]) -> Label:
+    """The final label: an axis without a name (nothing writes it) is a fixed size."""
+    match resolve(term):
+        case int() as n:
+            return n
+        case Axis() as axis:
+            return Named(names[axis]) if axis in names else axis.size
+        case Prod(factors):
+            return Product(tuple(settle(f, names) for f in factors))
+        case Sum(parts):
+            return Concat(tuple(settle(p, names) for p in parts))
+
+
+def births_of(label: Label, births: Mapping[str, Tensor]) -> Tensor:
+    """When each element of a dimension was born; what is fixed was there from the first task (0) on."""
+    match label:
+        case int():
+            return torch.zeros(label, dtype=torch.int64)
+        case Named(name):
+            return births[name]
+        case Concat(parts):
+            return torch.cat([births_of(p, births) for p in parts])
+        case Product(factors):
+            out = births_of(factors[0], births)
+            for factor in factors[1:]:
+                out = torch.maximum(out[:, None], births_of(factor, births)[None, :]).flatten()
+            return out
+
+
+def axis_names(label: Label) -> Iterator[str]:
+    """The growing axes in a label."""
+    match label:
+        case int():
+            pass
+        case Named(name):
+            yield name
+        case Concat(parts) | Product(parts):
+            for part in parts:
+                yield from axis_names(part)
