@@ -1,0 +1,75 @@
+"""Finding networks by name. The keyword arguments of what builds one are its options."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from zeroforget.nets.alexnet import AlexNet
+from zeroforget.nets.lenet import LeNet
+from zeroforget.nets.resnet import resnet18, resnet50
+from zeroforget.nets.shapes import Shape
+from zeroforget.nets.small import Small
+from zeroforget.nets.vgg import vgg16, vgg16_tiny
+
+
+@dataclass(frozen=True)
+class Network:
+    """What builds a network, and the input shape that it was made for."""
+
+    factory: Callable[..., nn.Module]
+    shape: Shape
+
+
+NETWORKS = {
+    "small": Network(Small, (1, 8, 8)),
+    "lenet": Network(LeNet, (1, 32, 32)),
+    "alexnet": Network(AlexNet, (3, 224, 224)),
+    "vgg16": Network(vgg16, (3, 224, 224)),
+    "vgg16-tiny": Network(vgg16_tiny, (3, 64, 64)),
+    "resnet18": Network(resnet18, (3, 224, 224)),
+    "resnet50": Network(resnet50, (3, 224, 224)),
+}
+
+
+def names() -> list[str]:
+    """Every network of ours, from small to large."""
+    return list(NETWORKS)
+
+
+def find(name: str) -> Network:
+    """A network by name; a misspelling is an error that names the nearest one."""
+    if name not in NETWORKS:
+        raise ValueError(f"no network '{name}'{_nearest(name, NETWORKS)} (zeroforget networks lists all)")
+    return NETWORKS[name]
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """A network's options: the keyword-only arguments of what builds it."""
+    parameters = inspect.signature(find(name).factory).parameters
+    return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build(name: str, shape: Shape, *, width: float = 1.0, dropout: float | None = None, **chosen: Any) -> nn.Module:
+    """A feature extractor for images of shape (channels, height, width), at a share of its published width.
+
+    Without `dropout` it is the network's own: 0.5 on the hidden linear layers of LeNet, AlexNet and VGG, else none.
+    """
+    known = options(name)
+    for key in chosen:
+        if key not in known:
+            has = ", ".join(known)
+            raise ValueError(f"network '{name}' has no option '{key}'{_nearest(key, known)} (its options: {has})")
+    if dropout is not None:
+        chosen["dropout"] = dropout
+    return find(name).factory(tuple(shape), width=width, **chosen)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

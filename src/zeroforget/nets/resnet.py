@@ -1,0 +1,91 @@
+"""ResNet-18 and ResNet-50 (He et al., 2016), with a stem that leaves small images their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from zeroforget.nets.layers import initialize
+from zeroforget.nets.shapes import Shape, check, scaled
+
+SMALL = 64
+"""Images no larger than this get a 3×3 stem and no max-pool."""
+
+
+class Block(nn.Module):
+    """A residual block: ReLU(path(x) + shortcut(x)), each convolution with its BatchNorm."""
+
+    def __init__(self, features: Sequence[int], kernels: Sequence[int], strides: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i, (kernel, stride) in enumerate(zip(kernels, strides, strict=True)):
+            layers += [*([nn.ReLU()] if i else []), *_normalized(features[i], features[i + 1], kernel, stride)]
+        self.path = nn.Sequential(*layers)
+        inputs, outputs, stride = features[0], features[-1], max(strides)
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_normalized(inputs, outputs, 1, stride))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps of the block's output width."""
+        maps: Tensor = self.relu(self.path(x) + self.shortcut(x))
+        return maps
+
+
+class ResNet(nn.Module):
+    """A stem, four stages of residual blocks, and the average of each map."""
+
+    def __init__(
+        self, blocks: Sequence[int], bottleneck: bool, shape: Shape, *, width: float = 1.0, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        check(shape, width, dropout)
+        trunk = scaled(64, width)
+        self.stem = _stem(shape, trunk)
+        stages: list[nn.Module] = []
+        for stage, repeats in enumerate(blocks):
+            maps = 64 * 2**stage
+            for block in range(repeats):
+                stride = 2 if stage and not block else 1
+                inner = scaled(maps, width)
+                if bottleneck:
+                    # The stride sits in the 3×3 convolution, which reads every pixel; in the 1×1 it would skip most.
+                    outputs = scaled(4 * maps, width)
+                    stages.append(Block((trunk, inner, inner, outputs), (1, 3, 1), (1, stride, 1)))
+                else:
+                    outputs = inner
+                    stages.append(Block((trunk, inner, outputs), (3, 3), (stride, 1)))
+                trunk = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.dropout = nn.Dropout(dropout)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, features) of images."""
+        features: Tensor = self.dropout(self.flatten(self.pool(self.blocks(self.stem(x)))))
+        return features
+
+
+def resnet18(shape: Shape, *, width: float = 1.0, dropout: float = 0.0) -> ResNet:
+    """Eight blocks of two 3×3 convolutions; dropout acts on the averaged features."""
+    return ResNet((2, 2, 2, 2), False, shape, width=width, dropout=dropout)
+
+
+def resnet50(shape: Shape, *, width: float = 1.0, dropout: float = 0.0) -> ResNet:
+    """Sixteen blocks of a 1×1, a 3×3 and a 1×1 convolution; dropout acts on the averaged features."""
+    return ResNet((3, 4, 6, 3), True, shape, width=width, dropout=dropout)
+
+
+def _stem(shape: Shape, outputs: int) -> nn.Sequential:
+    if max(shape[1:]) <= SMALL:
+        return nn.Sequential(*_normalized(shape[0], outputs, 3, 1), nn.ReLU())
+    return nn.Sequential(*_normalized(shape[0], outputs, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
+
+
+def _normalized(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    """A convolution that keeps the image's size (but for its stride), and its BatchNorm."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return convolution, nn.BatchNorm2d(outputs)
