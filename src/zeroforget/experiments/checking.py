@@ -1,0 +1,102 @@
+"""Checking what people write: a misspelt key names the nearest right one, a value of the wrong kind says what fits."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+def known_key(key: str, known: Collection[str], where: str) -> None:
+    """Raise ValueError unless the key is a known one."""
+    if key in known:
+        return
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise ValueError(f"{where} has no key '{key}'{hint} (its keys: {', '.join(known) or 'none'})")
+
+
+def arguments(function: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The given keyword arguments, checked by name and type against the function's signature."""
+    known = keywords(function)
+    hints = _hints(function)
+    checked: dict[str, Any] = {}
+    for key, value in given.items():
+        known_key(key, known, where)
+        checked[key] = conform(value, hints.get(key, Any), f"{where}: {key}")
+    return checked
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a function, or of a class's `__init__`."""
+    parameters = inspect.signature(function).parameters
+    return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        return get_type_hints(target)
+    except (NameError, TypeError):  # a name that is imported for type checkers only
+        return {}
+
+
+def conform(value: Any, hint: Any, where: str) -> Any:
+    """The value as the type wants it (an integer where a float is asked, a list as a tuple), or ValueError."""
+    try:
+        return _conform(value, hint)
+    except TypeError:
+        name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        raise ValueError(f"{where} must be {name}, not {value!r}") from None
+
+
+def _conform(value: Any, hint: Any) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _any_of(value, args)
+    if origin is Literal:
+        if value not in args:
+            raise TypeError
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, bool):
+        raise TypeError
+    if hint in (bool, int, float, str):
+        return _instance(value, hint)
+    if hint is None or hint is types.NoneType:
+        return _instance(value, types.NoneType)
+    if origin in (tuple, list, Sequence):
+        return _sequence(value, origin, args)
+    if origin in (dict, Mapping) or hint is dict:
+        inner = args[1] if args else Any
+        return {str(k): _conform(v, inner) for k, v in _instance(value, dict).items()}
+    return value  # a type that has no form in TOML: its owner checks it
+
+
+def _any_of(value: Any, hints: Sequence[Any]) -> Any:
+    if any(type(value) is hint for hint in hints):
+        return value
+    for hint in hints:
+        try:
+            return _conform(value, hint)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _sequence(value: Any, origin: Any, args: Sequence[Any]) -> Any:
+    items = list(_instance(value, (list, tuple)))
+    kinds = [args[0]] * len(items) if origin is not tuple or args[1:] == (...,) else list(args)
+    if len(kinds) != len(items):
+        raise TypeError
+    whole = [_conform(item, kind) for item, kind in zip(items, kinds, strict=True)]
+    return tuple(whole) if origin is tuple else whole
+
+
+def _instance(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError
+    return value

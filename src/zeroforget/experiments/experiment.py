@@ -1,0 +1,229 @@
+"""An experiment as a TOML file says it: scenario, network, methods with their options, regime, seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from zeroforget.experiments.checking import arguments, conform, keywords, known_key
+from zeroforget.experiments.parts import NamedPart, check_network, check_scenario
+from zeroforget.experiments.search import SearchSettings
+from zeroforget.methods import registry
+from zeroforget.training import Regime
+
+_KEYS = ("name", "about", "scenario", "network", "methods", "regime", "seeds", "search")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with its options; the label is its own name unless the file gives it another."""
+
+    label: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def all_options(self) -> dict[str, Any]:
+        """The options in force: the signature's defaults, what the name implies, what was chosen."""
+        cls, implied = registry.find(self.method)
+        defaults = {n: p.default for n, p in registry.options(cls).items() if p.default is not p.empty}
+        return defaults | implied | self.options
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One scenario, one method, one seed: all that decides the results of a run."""
+
+    experiment: str
+    scenario: NamedPart
+    network: NamedPart
+    choice: Choice
+    regime: Regime
+    seed: int
+    search: SearchSettings
+
+    @property
+    def folder(self) -> Path:
+        """Where it goes, below the output folder."""
+        parts = (self.experiment, self.scenario.name, self.choice.label, f"seed-{self.seed}")
+        return Path(*(re.sub(r"[^\w.+=-]+", "-", part) for part in parts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, defaults included: a default that changes makes another configuration."""
+        values = {
+            "scenario": self.scenario.to_dict(),
+            "network": self.network.to_dict(),
+            "label": self.choice.label,
+            "method": self.choice.method,
+            "options": self.choice.all_options(),
+            "regime": dataclasses.asdict(self.regime),
+            "seed": self.seed,
+            "search": dataclasses.asdict(self.search),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return plain
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Every method on every scenario with every seed."""
+
+    name: str
+    scenarios: tuple[NamedPart, ...]
+    network: NamedPart
+    methods: tuple[Choice, ...]
+    regime: Regime = field(default_factory=Regime)
+    seeds: tuple[int, ...] = (0,)
+    search: SearchSettings = field(default_factory=SearchSettings)
+    about: str = ""
+
+    def runs(self) -> list[RunConfig]:
+        """All runs, scenario by scenario, seed by seed."""
+        return [
+            RunConfig(self.name, scenario, self.network, choice, self.regime, seed, self.search)
+            for scenario in self.scenarios
+            for seed in self.seeds
+            for choice in self.methods
+        ]
+
+    @staticmethod
+    def load(
+        path: Path,
+        *,
+        changes: Sequence[str] = (),
+        methods: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        device: str | None = None,
+    ) -> Experiment:
+        """Read a TOML file; `changes` are 'key=value' such as regime.lr=0.1 or ewc.strength=100."""
+        try:
+            raw = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise ValueError(f"no experiment file {path}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is not valid TOML: {error}") from error
+        raw = {"name": path.stem} | raw
+        for key in raw:
+            known_key(key, _KEYS, str(path))
+        raw["methods"] = _method_tables(raw.get("methods", {}), str(path))
+        if methods is not None:
+            raw["methods"] = {name: raw["methods"].get(name, {}) for name in methods}
+        for change in changes:
+            _apply(raw, change)
+        if seeds is not None:
+            raw["seeds"] = list(seeds)
+        if device is not None:
+            raw["regime"] = raw.get("regime", {}) | {"device": device}
+        return Experiment.from_dict(raw, where=str(path))
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any], where: str = "the experiment") -> Experiment:
+        """Check every key and value of a parsed TOML file."""
+        for key in raw:
+            known_key(key, _KEYS, where)
+        for key in ("name", "scenario", "network", "methods"):
+            if not raw.get(key):
+                raise ValueError(f"{where} lacks '{key}'")
+        scenarios = _scenarios(raw["scenario"], where)
+        network = _part(raw["network"], f"{where}: network")
+        check_network(network, f"{where}: [network]")
+        seeds = raw.get("seeds", [0])
+        seeds = conform([seeds] if isinstance(seeds, int) else seeds, tuple[int, ...], f"{where}: seeds")
+        if not seeds or len(set(seeds)) != len(seeds):
+            raise ValueError(f"{where}: seeds must be one or more different numbers, not {list(seeds)}")
+        return Experiment(
+            name=conform(raw["name"], str, f"{where}: name"),
+            about=conform(raw.get("about", ""), str, f"{where}: about"),
+            scenarios=scenarios,
+            network=network,
+            methods=_choices(_method_tables(raw["methods"], where), where),
+            regime=_dataclass(Regime, raw.get("regime", {}), f"{where}: [regime]"),
+            seeds=seeds,
+            search=_dataclass(SearchSettings, raw.get("search", {}), f"{where}: [search]"),
+        )
+
+
+def _scenarios(raw: Any, where: str) -> tuple[NamedPart, ...]:
+    scenarios = tuple(_part(item, f"{where}: scenario") for item in (raw if isinstance(raw, list) else [raw]))
+    for scenario in scenarios:
+        check_scenario(scenario, f"{where}: scenario")
+    return scenarios
+
+
+def _part(raw: Any, where: str) -> NamedPart:
+    """A name alone, or a table with a name and options."""
+    if isinstance(raw, str):
+        return NamedPart(raw)
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise ValueError(f"{where} must be a name, or a table with a name and options, not {raw!r}")
+    return NamedPart(raw["name"], {k: v for k, v in raw.items() if k != "name"})
+
+
+def _method_tables(raw: Any, where: str) -> dict[str, dict[str, Any]]:
+    """`methods` as a table of tables; a plain list of names has no options."""
+    if isinstance(raw, list) and all(isinstance(name, str) for name in raw):
+        return {name: {} for name in raw}
+    if isinstance(raw, dict) and all(isinstance(options, dict) for options in raw.values()):
+        return {name: dict(options) for name, options in raw.items()}
+    raise ValueError(f"{where}: methods must be a list of names, or a table [methods.NAME] of options for each")
+
+
+def _choices(tables: Mapping[str, Mapping[str, Any]], where: str) -> tuple[Choice, ...]:
+    choices = []
+    for label, table in tables.items():
+        options = dict(table)
+        method = conform(options.pop("method", label), str, f"{where}: [methods.{label}] method")
+        cls, implied = registry.find(method)
+        place = f"{where}: [methods.{label}]"
+        options = arguments(cls, options, place)
+        if missing := [n for n, p in keywords(cls).items() if p.default is p.empty and n not in options | implied]:
+            raise ValueError(f"{place} lacks '{missing[0]}', which has no default")
+        choices.append(Choice(label, method, options))
+    return tuple(choices)
+
+
+def _dataclass(cls: type[Any], raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where} must be a table of keys, not {raw!r}")
+    names = [f.name for f in dataclasses.fields(cls)]
+    hints = get_type_hints(cls)
+    for key in raw:
+        known_key(key, names, where)
+    return cls(**{key: conform(value, hints[key], f"{where}: {key}") for key, value in raw.items()})
+
+
+def _apply(raw: dict[str, Any], change: str) -> None:
+    """One `--set key=value` on the parsed file, before anything is checked."""
+    path, equals, text = change.partition("=")
+    if not equals or not path.strip():
+        raise ValueError(f"--set wants key=value, such as regime.lr=0.1; got '{change}'")
+    path = path.strip().removeprefix("methods.")
+    owner = next((m for m in raw["methods"] if path.startswith(f"{m}.")), None)
+    if owner is not None:
+        raw["methods"][owner][path.removeprefix(f"{owner}.")] = _value(text)
+        return
+    first, *rest = path.split(".")
+    known_key(first, [*(k for k in _KEYS if k != "methods"), *raw["methods"]], f"--set {change}: the experiment")
+    if not rest:
+        raw[first] = _value(text)
+        return
+    table = raw.get(first, {})
+    table = {"name": table} if isinstance(table, str) else dict(table)
+    raw[first] = inner = table
+    for key in rest[:-1]:
+        inner[key] = dict(inner.get(key, {}))
+        inner = inner[key]
+    inner[rest[-1]] = _value(text)
+
+
+def _value(text: str) -> Any:
+    """A TOML value; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()

@@ -1,0 +1,167 @@
+"""A run's folder on disk: its configuration, its lock, its environment and its log."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeroforget._version import __version__
+from zeroforget.experiments.results import FILE, Results, write_json
+
+
+class OtherConfiguration(ValueError):
+    """The folder holds a run of another configuration."""
+
+
+class Busy(ValueError):
+    """Another process is working in the folder."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """config.json, environment.json, log.jsonl, tasks/NNN (finished), learning/NNN (unfinished), results.json."""
+
+    path: Path
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out. The system drops the lock with the process, however that ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                owner = file.read().strip() or "?"
+                raise Busy(
+                    f"{self.path} is being worked on by process {owner}; wait for it, or choose another --out"
+                ) from error
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def claim(self, config: dict[str, Any]) -> None:
+        """Write the configuration, or check that the one that is there is the same."""
+        file = self.path / "config.json"
+        if not file.exists():
+            write_json(file, config)
+            return
+        if different := differences(json.loads(file.read_text()), config):
+            raise OtherConfiguration(
+                f"{self.path} holds a run with another configuration ({'; '.join(different)}); "
+                "choose another --out or name, or delete that folder"
+            )
+
+    def results(self) -> Results | None:
+        """What the run found, if it is finished."""
+        return Results.load(self.path) if (self.path / FILE).exists() else None
+
+    def environment(self) -> dict[str, Any]:
+        """Where the run was begun: written once."""
+        file = self.path / "environment.json"
+        if not file.exists():
+            write_json(file, environment())
+        values: dict[str, Any] = json.loads(file.read_text())
+        return values
+
+    def task(self, index: int) -> Path:
+        """Where a finished task's state goes."""
+        return self.path / "tasks" / f"{index:03d}"
+
+    def learning(self, index: int) -> Path:
+        """Where a task that is being learned keeps its checkpoints."""
+        return self.path / "learning" / f"{index:03d}"
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """'regime.lr was 0.05, now 0.1' for each value that differs."""
+    found: list[str] = []
+    for key in old | new:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} was {json.dumps(a)}, now {json.dumps(b)}")
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """What results may depend on beside the configuration."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "zeroforget": __version__,
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+    }
+
+
+def _commit() -> str | None:
+    """The git commit of the source that runs, if it is a checkout; '+' where files differ from it."""
+    here = Path(__file__).resolve().parent
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout.strip() or None if told.returncode == 0 else None
+
+
+class Log:
+    """log.jsonl: one event a line, only ever appended to; a resumed run does not repeat an epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen = {self._key(event) for event in read_log(path)}
+        if path.exists() and not path.read_bytes().endswith(b"\n"):
+            self._append("\n")  # a kill cut the last line
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append an event, unless it is an epoch that is there already."""
+        line = {"event": event, **values}
+        if event == "epoch":
+            if self._key(line) in self._seen:
+                return
+            self._seen.add(self._key(line))
+        self._append(json.dumps(line) + "\n")
+
+    def _append(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(text)
+
+    @staticmethod
+    def _key(event: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(event.get(name) for name in ("event", "task", "trial", "phase", "epoch"))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The events of a log; a line that a kill cut short is left out."""
+    events: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events

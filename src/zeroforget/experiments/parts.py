@@ -1,0 +1,77 @@
+"""Scenarios and networks by name: ours, or anyone's function given as `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from torch import nn
+
+from zeroforget import nets
+from zeroforget.data import Scenario, scenario
+from zeroforget.experiments.checking import arguments, conform, known_key
+
+
+@dataclass(frozen=True)
+class NamedPart:
+    """A name and options for what it names."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"name": self.name, **self.options}
+
+    def __str__(self) -> str:
+        more = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({more})" if more else self.name
+
+
+def check_scenario(part: NamedPart, where: str) -> None:
+    """Raise ValueError for an option that the scenario does not have."""
+    if ":" in part.name:
+        arguments(_foreign(part.name), part.options, where)
+    elif part.options:
+        known_key(next(iter(part.options.keys() - {"seed"}), "seed"), ["seed"], where)
+        conform(part.options["seed"], int, f"{where}: seed")
+
+
+def make_scenario(part: NamedPart, root: str | PathLike[str] | None = None) -> Scenario:
+    """The scenario with its data."""
+    if ":" not in part.name:
+        return scenario(part.name, root=root, **part.options)
+    made = _foreign(part.name)(**part.options)
+    if not isinstance(made, Scenario):
+        raise ValueError(f"'{part.name}' returned {type(made).__name__}; a scenario function returns a Scenario")
+    return made
+
+
+def check_network(part: NamedPart, where: str) -> None:
+    """Raise ValueError for a network or an option that is not there."""
+    arguments(_foreign(part.name) if ":" in part.name else nets.find(part.name).factory, part.options, where)
+
+
+def make_network(part: NamedPart, shape: tuple[int, int, int]) -> nn.Module:
+    """A fresh feature extractor for inputs of this shape (channels, height, width), without a head."""
+    if ":" not in part.name:
+        return nets.build(part.name, shape, **part.options)
+    made = _foreign(part.name)(shape, **part.options)
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"'{part.name}' returned {type(made).__name__}; a network function returns an nn.Module")
+    return made
+
+
+def _foreign(name: str) -> Callable[..., Any]:
+    path, _, attribute = name.partition(":")
+    try:
+        value = getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot find '{name}': {error}; give it as package.module:function") from error
+    if not callable(value):
+        raise ValueError(f"'{name}' is not a function")
+    function: Callable[..., Any] = value
+    return function

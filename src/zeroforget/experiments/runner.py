@@ -1,0 +1,259 @@
+"""Running experiments: one folder a run, every finished task on disk, so that a kill at any moment costs an epoch at
+most and changes not one bit of the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.data import Scenario, Task
+from zeroforget.experiments.experiment import Experiment, RunConfig
+from zeroforget.experiments.folder import Log, RunFolder, environment
+from zeroforget.experiments.parts import NamedPart, make_network, make_scenario
+from zeroforget.experiments.results import Results
+from zeroforget.experiments.search import Search
+from zeroforget.experiments.state import TENSORS, load_method, load_record, save_task
+from zeroforget.experiments.watch import Watch
+from zeroforget.methods import Method, registry
+from zeroforget.training import Diverged, Fit, FitLog, Progress, logits
+from zeroforget.training.seeding import seeded
+
+
+class Failed(ValueError):
+    """Some runs of an experiment did not get to their end."""
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    *,
+    data_root: str | PathLike[str] | None = None,
+    watch: Watch | None = None,
+) -> list[Results]:
+    """Every run of the experiment below `out`; those that are finished are read, those begun go on."""
+    watch = watch or Watch()
+    data = _Data(data_root)
+    results: list[Results] = []
+    failures: list[str] = []
+    for config in experiment.runs():
+        try:
+            results.append(run_one(config, out, data, watch))
+        except Diverged as error:
+            failures.append(f"{config.folder}: {error}")
+            watch.run_failed(config, error)
+    if failures:
+        more = "\n".join(failures)
+        raise Failed(f"{len(failures)} of {len(experiment.runs())} runs failed, the others are finished:\n{more}")
+    return results
+
+
+@dataclass
+class _Data:
+    """Scenarios, read when they are first needed: a run that is finished needs none."""
+
+    root: str | PathLike[str] | None
+    part: NamedPart | None = None
+    scenario: Scenario | None = None
+
+    def __call__(self, part: NamedPart) -> Scenario:
+        if self.scenario is None or part != self.part:
+            self.scenario = None  # one data set in memory at a time
+            self.part, self.scenario = part, make_scenario(part, self.root)
+        return self.scenario
+
+
+def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario], watch: Watch) -> Results:
+    """One run, from its beginning or from where it was stopped."""
+    folder = RunFolder(out / config.folder)
+    with folder.locked():
+        folder.claim(config.to_dict())
+        finished = folder.results()
+        if finished is not None:
+            watch.run_done(config, finished, True)
+            return finished
+        return _Run(config, folder, data(config.scenario), watch).execute()
+
+
+class _Run:
+    def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Watch) -> None:
+        self.config, self.folder, self.scenario, self.watch = config, folder, scenario, watch
+        self.environment = folder.environment()
+        self.log = Log(folder.path / "log.jsonl")
+        self.device = config.regime.device
+
+    def execute(self) -> Results:
+        records = self._finished()
+        self._tidy(len(records))
+        method = self._build()
+        if records:
+            with seeded("replay", self.config.seed):
+                load_method(self.folder.task(len(records) - 1), method)
+        self.log.write("resumed" if records else "started", finished=len(records), environment=environment())
+        self.watch.run_begins(self.config, [task.name for task in self.scenario.tasks], len(records))
+        for index in range(len(records), len(self.scenario.tasks)):
+            method, record = self._task(method, index, records)
+            records.append(record)
+        results = self._results(records)
+        results.save(self.folder.path)
+        self.log.write("finished", average=results.average)
+        shutil.rmtree(self.folder.path / "learning", ignore_errors=True)
+        self.watch.run_done(self.config, results, False)
+        return results
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def _build(self) -> Method:
+        """The same initial network for every method, given a seed."""
+        config = self.config
+        with seeded("init", config.seed):
+            net = make_network(config.network, self.scenario.shape)
+        with seeded("method", config.seed):
+            method = registry.build(config.choice.method, net, self.scenario.example(), **config.choice.options)
+        return method.to(self.device)
+
+    def _finished(self) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        while (record := load_record(self.folder.task(len(records)))) is not None:
+            records.append(record)
+        return records
+
+    def _tidy(self, finished: int) -> None:
+        """Away with what a kill may have left between two steps."""
+        for index in range(finished):
+            shutil.rmtree(self.folder.learning(index), ignore_errors=True)
+        for index in range(finished - 1):
+            (self.folder.task(index) / TENSORS).unlink(missing_ok=True)
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def _task(self, method: Method, index: int, records: list[dict[str, Any]]) -> tuple[Method, dict[str, Any]]:
+        task, began = self.scenario.tasks[index], time.perf_counter()
+        if self.config.search.enabled:
+            method, log = self._search(method, index)
+        else:
+            log = self._learn(method, index, self.config.regime.lr, None)
+        record = self._evaluate(method, index, [*(r["logits"] for r in records)])
+        record |= {"index": index, "name": task.name, "classes": len(task.classes), "log": log.to_dict()}
+        # A task that was interrupted counts the epochs it had finished.
+        record["seconds"] = max(time.perf_counter() - began, log.seconds)
+        save_task(self.folder.task(index), method, record)
+        self._tidy(index + 1)
+        self.log.write("task", task=index, name=task.name, accuracy=record["accuracy"], seconds=record["seconds"])
+        self.watch.task_done(self.config, record)
+        return method, record
+
+    def _search(self, method: Method, index: int) -> tuple[Method, FitLog]:
+        start = self.config.choice.all_options().get(method.tradeoff) if method.tradeoff else None
+        search = Search(
+            method,
+            self.scenario.tasks[index],
+            lambda trial, lr, name: self._learn(trial, index, lr, name),
+            self.config.search,
+            start,
+            self.folder.learning(index) / "search.json",
+            self.device,
+        )
+        method, log = search()
+        for trial in search.trials:
+            self.log.write("trial", task=index, **dataclasses.asdict(trial))
+        return method, log
+
+    def _learn(self, method: Method, index: int, lr: float, trial: str | None) -> FitLog:
+        task = self.scenario.tasks[index]
+        past: tuple[Task, ...] = self.scenario.tasks[:index] if method.uses_past_data else ()
+        fit = Fit(
+            dataclasses.replace(self.config.regime, lr=lr),
+            self.config.seed,
+            lambda progress: self._progress(progress, trial),
+            self.folder.learning(index) / (trial or "fit"),
+        )
+        with seeded("learn", self.config.seed, index):
+            return method.learn(task, fit, past)
+
+    def _progress(self, progress: Progress, trial: str | None) -> None:
+        if progress.last is not None and progress.step == progress.steps:
+            epoch = dataclasses.asdict(progress.last)
+            self.log.write("epoch", task=progress.index, trial=trial, phase=progress.phase, **epoch)
+        self.watch.progress(self.config, progress, trial)
+
+    # Judging ---------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, method: Method, index: int, learned: list[str]) -> dict[str, Any]:
+        """Every task so far through its predictor; logits are remembered by their hash."""
+        row: list[float] = []
+        hashes: list[str] = []
+        with deterministic():
+            for k, task in enumerate(self.scenario.tasks[: index + 1]):
+                out = logits(method.predictor(k), task.test, task.prepare, device=self.device)
+                right = out.argmax(1) == task.test.labels.cpu()
+                row.append(int(right.sum()) / len(right))
+                hashes.append(digest(out))
+        overhead = method.overhead()
+        return {
+            "accuracy": row,
+            "logits": hashes[-1],
+            "unchanged": [now == then for now, then in zip(hashes, [*learned, hashes[-1]], strict=True)],
+            "parameters": parameters(method),
+            "overhead": {"training": overhead.training, "inference": overhead.inference},
+            "growth": widths(method.net, index),
+        }
+
+    def _results(self, records: list[dict[str, Any]]) -> Results:
+        config = self.config.to_dict()
+        return Results(
+            experiment=self.config.experiment,
+            scenario=self.config.scenario.name,
+            network=str(self.config.network),
+            method=self.config.choice.label,
+            options=config["options"],
+            regime=config["regime"],
+            seed=self.config.seed,
+            tasks=[{"name": r["name"], "classes": r["classes"]} for r in records],
+            accuracy=[r["accuracy"] for r in records],
+            logs=[r["log"] for r in records],
+            seconds=[r["seconds"] for r in records],
+            parameters=[r["parameters"] for r in records],
+            overhead=[r["overhead"] for r in records],
+            growth={axis: [r["growth"][axis] for r in records] for axis in records[-1]["growth"]},
+            unchanged=records[-1]["unchanged"],
+            environment=self.environment,
+        )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, cuDNN chooses the same algorithm every time: bits can be compared."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+def digest(tensor: Tensor) -> str:
+    """The SHA-256 of a tensor's bytes: equal only where every bit is."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def parameters(method: Method) -> int:
+    """How many numbers the network and its heads hold, frozen or not."""
+    parts: Iterable[nn.Parameter] = [*method.net.parameters(), *method.heads.parameters()]
+    return sum(p.numel() for p in {id(p): p for p in parts}.values())
+
+
+def widths(net: nn.Module, task: int) -> dict[str, int]:
+    """The width of each axis of a growing network after a task; nothing for others."""
+    births = getattr(net, "births", None)
+    return {} if births is None else {axis: int((born <= task).sum()) for axis, born in births.items()}

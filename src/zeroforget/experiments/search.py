@@ -1,0 +1,159 @@
+"""Hyperparameters without looking back: plasticity, then stability, on the data of the task at hand only.
+
+1. *Plasticity*: the learning rate with which fine-tuning, from the current model, reaches the best validation accuracy
+   on the new task. Fine-tuning is the method itself with its trade-off at 0 and nothing done after training.
+2. *Stability*: start with the trade-off as configured (so configure it high) and halve it until the new task's
+   validation accuracy is within a share `drop` of what fine-tuning reached.
+
+The first task has nothing to forget, and some methods have no trade-off: there only the learning rate is searched.
+After De Lange et al. (2021) and Masana et al. (2020), to whom the paper refers.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from zeroforget.data import Task
+from zeroforget.experiments.results import write_json
+from zeroforget.methods import Method
+from zeroforget.training import Diverged, FitLog, accuracy
+
+Learn = Callable[[Method, float, str], FitLog]
+"""Let this method learn the task at this learning rate; the name is the trial's, under which it may be resumed."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What is tried, and how much plasticity may be given up."""
+
+    enabled: bool = False
+    learning_rates: tuple[float, ...] = (0.1, 0.05, 0.01, 0.005)
+    drop: float = 0.2
+    """The share of fine-tuning's validation accuracy that may be lost for stability."""
+    halvings: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.learning_rates or min(self.learning_rates) <= 0:
+            raise ValueError(f"[search] learning_rates must be positive numbers, not {list(self.learning_rates)}")
+        if not 0 <= self.drop < 1 or self.halvings < 0:
+            raise ValueError(f"[search] needs 0 <= drop < 1 and halvings >= 0, not {self.drop} and {self.halvings}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training from the same start, and the validation accuracy it came to."""
+
+    name: str
+    lr: float
+    value: float | None
+    accuracy: float | None
+    """None: training diverged."""
+
+
+@dataclass
+class Search:
+    """The search for one task. Call it once: it returns the method that has learned the task.
+
+    `start` is the trade-off's configured value. With a `file`, finished trials are kept there and not repeated.
+    """
+
+    method: Method
+    task: Task
+    learn: Learn
+    settings: SearchSettings = field(default_factory=SearchSettings)
+    start: float | None = None
+    file: Path | None = None
+    device: str = "cpu"
+    trials: list[Trial] = field(default_factory=list)
+
+    def __call__(self) -> tuple[Method, FitLog]:
+        """The trained method and its log, whose notes tell what was tried."""
+        self._done = self._read()
+        self._trained: dict[str, tuple[Method, FitLog]] = {}
+        self._failure: Diverged | None = None
+        option = self.method.tradeoff
+        both = option is not None and self.start is not None and bool(self.method.specs)
+        chosen = self._plasticity(finetune=both)
+        reached = chosen.accuracy
+        if both:
+            chosen = self._stability(chosen.lr, (1 - self.settings.drop) * (reached or 0.0))
+        method, log = self._trained.get(chosen.name) or self._train(chosen.name, chosen.lr, chosen.value)
+        log.notes["search"] = {
+            "lr": chosen.lr,
+            "option": option if both else None,
+            "value": chosen.value if both else None,
+            "finetuning": reached if both else None,
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+        return method, log
+
+    def _plasticity(self, finetune: bool) -> Trial:
+        """The best learning rate; the earlier one in the list if two are equally good."""
+        best: Trial | None = None
+        for lr in self.settings.learning_rates:
+            trial = self._try(f"lr-{lr:g}", lr, 0.0 if finetune else self.start, finetune)
+            if best is None or _figure(trial) > _figure(best):
+                best = trial
+            self._keep_only(best.name)
+        if best is None or best.accuracy is None:
+            raise self._failure or ValueError(f"task '{self.task.name}': training diverged at every learning rate")
+        return best
+
+    def _stability(self, lr: float, enough: float) -> Trial:
+        """Halve the trade-off until the new task is learned well enough, or as often as is allowed."""
+        value = float(self.start or 0.0)
+        for halving in range(self.settings.halvings + 1):
+            trial = self._try(f"value-{halving:02d}", lr, value)
+            self._keep_only(trial.name)
+            if _figure(trial) >= enough:
+                return trial
+            value /= 2
+        if trial.accuracy is None:
+            raise self._failure or ValueError(f"task '{self.task.name}': training diverged with {value * 2:g}")
+        return trial
+
+    def _try(self, name: str, lr: float, value: float | None, finetune: bool = False) -> Trial:
+        if name not in self._done:
+            try:
+                method, _ = self._train(name, lr, value, finetune)
+                index = len(method.specs) - 1
+                model = method.predictor(index)
+                self._done[name] = accuracy(model, self.task.val, self.task.prepare, device=self.device)
+            except Diverged as failure:
+                self._failure, self._done[name] = failure, None
+            self._write()
+        trial = Trial(name, lr, value, self._done[name])
+        self.trials.append(trial)
+        return trial
+
+    def _train(self, name: str, lr: float, value: float | None, finetune: bool = False) -> tuple[Method, FitLog]:
+        method = copy.deepcopy(self.method)
+        if method.tradeoff is not None and value is not None:
+            setattr(method, method.tradeoff, value)
+        if finetune:
+            setattr(method, "end_task", lambda task, fit: None)  # noqa: B010
+        self._trained[name] = method, self.learn(method, lr, name)
+        return self._trained[name]
+
+    def _keep_only(self, name: str) -> None:
+        """Trained copies are as large as the model: hold no more than the best one so far."""
+        self._trained = {n: t for n, t in self._trained.items() if n == name}
+
+    def _read(self) -> dict[str, float | None]:
+        if self.file is None or not self.file.exists():
+            return {}
+        values: dict[str, float | None] = json.loads(self.file.read_text())
+        return values
+
+    def _write(self) -> None:
+        if self.file is not None:
+            write_json(self.file, self._done)
+
+
+def _figure(trial: Trial) -> float:
+    return -math.inf if trial.accuracy is None else trial.accuracy

@@ -1,0 +1,75 @@
+"""A method on disk after a task: structure and figures as JSON, tensors as safetensors. No pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeroforget.experiments.results import write_json
+from zeroforget.methods import Method
+from zeroforget.training.checkpoint import Checkpoint
+
+RECORD = "task.json"
+TENSORS = "state.safetensors"
+
+
+def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
+    """Write a finished task's folder aside and rename it into place; `record` goes into task.json."""
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    Checkpoint(aside / TENSORS).save(dict(method.state_dict()), {})
+    write_json(aside / RECORD, record | {"structure": method.structure()})
+    sync(aside)
+    aside.rename(folder)
+    sync(folder.parent)
+
+
+def load_record(folder: Path) -> dict[str, Any] | None:
+    """A finished task's task.json, or None."""
+    file = folder / RECORD
+    if not file.exists():
+        return None
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record
+
+
+def load_method(folder: Path, method: Method) -> None:
+    """Bring a method that was just built to where it stood when the task was finished."""
+    record, saved = load_record(folder), Checkpoint(folder / TENSORS).load()
+    if record is None or saved is None:
+        raise ValueError(f"{folder} lacks {RECORD} or {TENSORS}; delete the run's folder and start it again")
+    method.replay(record["structure"])
+    load_tensors(method, saved[0], str(folder))
+
+
+@torch.no_grad()
+def load_tensors(method: Method, saved: dict[str, torch.Tensor], where: str) -> None:
+    """Copy tensors by name; the first that does not fit is named."""
+    own = method.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        if name not in saved:
+            raise ValueError(f"{where}: tensor '{name}' is missing from what was saved")
+        if name not in own:
+            raise ValueError(f"{where}: tensor '{name}' was saved, but the method has none of that name")
+        if own[name].shape != saved[name].shape or own[name].dtype != saved[name].dtype:
+            raise ValueError(
+                f"{where}: tensor '{name}' was saved as {tuple(saved[name].shape)} {saved[name].dtype}, "
+                f"but the method has {tuple(own[name].shape)} {own[name].dtype}"
+            )
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+
+
+def sync(folder: Path) -> None:
+    """Make renames in this folder last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

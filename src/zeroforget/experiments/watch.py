@@ -1,0 +1,112 @@
+"""Who looks on while an experiment runs. Every hook does nothing unless a subclass says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zeroforget.experiments.experiment import RunConfig
+from zeroforget.experiments.results import Results
+from zeroforget.training import Progress
+
+
+class Watch:
+    """Looks on and does nothing."""
+
+    def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
+        """A run starts, or goes on after `finished` tasks."""
+
+    def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
+        """After each step and each epoch; `trial` names a trial of the hyperparameter search."""
+
+    def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
+        """A task is learned, evaluated and saved."""
+
+    def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
+        """A run is finished; `repeated` if it already was before."""
+
+    def run_failed(self, config: RunConfig, error: Exception) -> None:
+        """A run stopped because its training diverged; the others go on."""
+
+
+class TensorBoard(Watch):
+    """Scalars for TensorBoard, in the folder `tensorboard` of each run."""
+
+    def __init__(self, out: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("TensorBoard is not installed: pip install 'zeroforget[tensorboard]'") from error
+        self._make = SummaryWriter
+        self._out = out
+        self._writer: Any = None
+        self._seen: tuple[Any, ...] = ()
+        self._step = 0
+
+    def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
+        """Open the run's event file."""
+        self._writer = self._make(str(self._out / config.folder / "tensorboard"))
+        self._step = 0
+
+    def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
+        """Each epoch once."""
+        last = progress.last
+        key = (progress.index, progress.phase, trial, last.epoch if last else None)
+        if last is None or key == self._seen:
+            return
+        self._seen = key
+        name = f"task-{progress.index + 1}" + (f"/{trial}" if trial else "") + f"/phase-{progress.phase}"
+        for what in ("loss", "val_loss", "val_accuracy", "lr"):
+            self._writer.add_scalar(f"{name}/{what}", getattr(last, what), last.epoch)
+
+    def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
+        """The accuracy of every task so far."""
+        for index, value in enumerate(record["accuracy"]):
+            self._writer.add_scalar(f"accuracy/task-{index + 1}", value, record["index"] + 1)
+        average = sum(record["accuracy"]) / len(record["accuracy"])
+        self._writer.add_scalar("accuracy/average", average, record["index"] + 1)
+
+    def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
+        """Close the event file."""
+        self._close()
+
+    def run_failed(self, config: RunConfig, error: Exception) -> None:
+        """Close the event file."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class Several(Watch):
+    """Several watchers as one."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self.watches = watches
+
+    def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.run_begins(config, tasks, finished)
+
+    def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.progress(config, progress, trial)
+
+    def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.task_done(config, record)
+
+    def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.run_done(config, results, repeated)
+
+    def run_failed(self, config: RunConfig, error: Exception) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.run_failed(config, error)
