@@ -1,0 +1,116 @@
+"""Joint training: what could be had if nothing ever had to be given away."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.data import Split, Task
+from zeroforget.methods.base import Method, TaskSpec
+from zeroforget.training import Fit, FitLog
+from zeroforget.training.evaluate import Predictor
+from zeroforget.training.seeding import seeded
+
+
+class Joint(Method):
+    """Learn each task together with all data of the tasks before it: the upper bound, and the only one to see the past.
+
+    Caruana, "Multitask learning", Machine Learning 1997. A batch goes through the network once; each image is judged by
+    the head of its own task.
+
+    Options:
+        restart: begin at the first network again for every task, instead of going on from the last one.
+    """
+
+    name = "joint"
+    uses_past_data = True
+
+    def __init__(self, net: nn.Module, example: Tensor, *, restart: bool = False) -> None:
+        super().__init__(net, example)
+        self.restart = restart
+        self.start = copy.deepcopy(net).requires_grad_(False) if restart else None
+        self._merged = False  # labels count through all tasks only while the merged task is learned
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """All heads learn."""
+        super().add_task(spec)
+        self.heads.requires_grad_(True)
+
+    def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
+        """Learn this and all past tasks as one."""
+        if [t.name for t in past] != [spec.name for spec in self.specs]:
+            raise ValueError(
+                f"joint needs the data of every task so far ({', '.join(s.name for s in self.specs) or 'none'}), "
+                f"in order; it was given {', '.join(t.name for t in past) or 'none'}"
+            )
+        task.check()
+        before = {name: t.clone() for name, t in self.state_dict().items()} if self.restart else {}
+        if self.restart:
+            self._begin_again(fit)
+        self.add_task(TaskSpec(task.name, len(task.classes)))
+        self._merged = True
+        try:
+            return fit(self, merged([*past, task]), len(self.specs) - 1)
+        except BaseException:
+            self.drop_task()
+            self.load_state_dict(before, strict=self.restart)
+            raise
+        finally:
+            self._merged = False
+
+    def _begin_again(self, fit: Fit) -> None:
+        if self.start is not None:
+            self.net.load_state_dict(self.start.state_dict())
+        with seeded("restart", fit.seed, len(self.specs)):
+            for head in self.heads:
+                head.reset_parameters()  # type: ignore[operator]
+
+    def trainable(self) -> Iterable[nn.Parameter]:
+        """The network and every head."""
+        yield from self.net.parameters()
+        yield from self.heads.parameters()
+
+    def moving(self) -> dict[str, Tensor]:
+        """All but the network to restart from."""
+        return {name: t for name, t in self.state_dict().items() if not name.startswith("start.")}
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """The mean over all images of the cross-entropy of each one's own head."""
+        return F.cross_entropy(self._own(x, y), y) if self._merged else super().loss(x, y, task)
+
+    def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
+        """The same for validation."""
+        if not self._merged:
+            return super().score(predictor, x, y, task)
+        logits = self._own(x, y)
+        return F.cross_entropy(logits, y, reduction="none"), logits.argmax(1) == y
+
+    def _own(self, x: Tensor, y: Tensor) -> Tensor:
+        """All heads side by side, minus infinity wherever a head is not that of the image's task."""
+        features = self.net(x)
+        logits = torch.cat([head(features) for head in self.heads], 1)
+        owners = [i for i, spec in enumerate(self.specs) for _ in range(spec.classes)]
+        owner = torch.tensor(owners, device=x.device)
+        return logits.masked_fill(owner[None, :] != owner[y][:, None], -torch.inf)
+
+
+def merged(tasks: Sequence[Task]) -> Task:
+    """One task out of many, named after the last; the labels of each come after those of the one before."""
+    last = tasks[-1]
+    if odd := [t.name for t in tasks if t.prepare != last.prepare]:
+        raise ValueError(
+            f"joint puts images of all tasks into one batch, but '{odd[0]}' and '{last.name}' are prepared "
+            "differently; give them the same mean, std, crop, pad and flip"
+        )
+    offsets = [0]
+    for task in tasks[:-1]:
+        offsets.append(offsets[-1] + len(task.classes))
+    train = Split.merge([t.train for t in tasks], offsets)
+    val = Split.merge([t.val for t in tasks], offsets)
+    test = Split.merge([t.test for t in tasks], offsets)
+    classes = tuple(f"{t.name}/{name}" for t in tasks for name in t.classes)
+    return Task(last.name, classes, train, val, test, last.prepare)

@@ -1,0 +1,41 @@
+"""Memory aware synapses."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from zeroforget.data import Task
+from zeroforget.methods.importance import Anchored, per_sample_moments, samples_of, squared_norm
+from zeroforget.training import Fit
+
+
+class Mas(Anchored):
+    """Stay near the old weights, each as firmly as the network's output is sensitive to it: no labels are needed.
+
+    Aljundi et al., "Memory aware synapses: learning what (not) to forget", ECCV 2018.
+
+    Options:
+        strength: λ, how firmly old weights are held.
+        samples: how many training images estimate the sensitivity; None takes all.
+    """
+
+    name = "mas"
+    tradeoff = "strength"
+
+    def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 1.0, samples: int | None = None) -> None:
+        super().__init__(net, example)
+        self.strength = strength
+        self.samples = samples
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Cross-entropy and the pull towards the anchor."""
+        loss = super().loss(x, y, task)
+        return loss + self.strength * self.distance() if task else loss  # eq. (3)
+
+    def end_task(self, task: Task, fit: Fit) -> None:
+        """Ω grows by the mean absolute gradient of the squared output, eq. (2)."""
+        index = len(self.specs) - 1
+        data = samples_of(task, fit, index, self.samples)
+        names = [f"net.{name}" for name in self.weights()]
+        now = per_sample_moments(self, names, data, squared_norm, index, power="abs")
+        self.consolidate({name: self.importance[name] + now[f"net.{name}"] for name in self.weights()})
