@@ -1,0 +1,111 @@
+"""IMM's merged weights, element by element, and that they are really written into the network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
+from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.imm import Imm
+from zeroforget.methods.registry import find
+from zeroforget.training import Fit
+
+
+def test_the_mean_is_the_mean_of_the_tasks_weights() -> None:
+    method = learned("imm-mean", epochs=2)
+    assert isinstance(method, Imm)
+    assert method.strength == 1e-4
+    for name, parameter in method.net.named_parameters():
+        own = [method._kept(k)[name] for k in range(3)]
+        for element in range(0, parameter.numel(), 7):
+            expected = sum(float(w.flatten()[element]) for w in own) / 3
+            assert float(parameter.detach().flatten()[element]) == pytest.approx(expected, abs=1e-6)
+        assert not torch.equal(parameter, own[-1]), "the merge was never written"
+
+
+def test_the_mode_weighs_each_element_by_its_fisher_information() -> None:
+    method = learned("imm-mode", epochs=2)
+    assert isinstance(method, Imm)
+    for name, parameter in method.net.named_parameters():
+        own = [method._kept(k)[name].flatten().tolist() for k in range(3)]
+        fisher = [method._fisher(k)[name].flatten().tolist() for k in range(3)]
+        for element in range(0, parameter.numel(), 7):
+            shares = [f[element] + 1e-8 for f in fisher]
+            expected = sum(s * w[element] for s, w in zip(shares, own, strict=True)) / sum(shares)
+            assert float(parameter.detach().flatten()[element]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_fisher_information_is_that_of_the_unmerged_network() -> None:
+    method = learned("imm-mode", count=2, epochs=1)
+    assert isinstance(method, Imm)
+    alone = Imm(net(), example(), merge="mode")
+    fit = Fit(regime(1))
+    alone.learn(tasks()[0], fit)
+    images, labels = tasks()[0].train.batch(torch.arange(len(tasks()[0].train)))
+    total = torch.zeros_like(alone.net.get_parameter("9.weight"))
+    for x, y in zip(images, labels, strict=True):
+        alone.zero_grad()
+        torch.nn.functional.cross_entropy(alone(x[None], 0), y[None]).backward()
+        gradient = alone.net.get_parameter("9.weight").grad
+        assert gradient is not None
+        total += gradient.square()
+    torch.testing.assert_close(method._fisher(0)["9.weight"], total / len(labels), rtol=1e-4, atol=1e-9)
+
+
+def test_learning_goes_on_from_the_last_tasks_own_weights() -> None:
+    method = Imm(net(), example(), merge="mean")
+    method.learn(tasks()[0], Fit(regime(1)))
+    method.learn(tasks()[1], Fit(regime(1)))
+    own = method._kept(1)["9.weight"].clone()
+    method.learn(tasks()[2], Fit(regime(1, lr=1e-12, min_lr=1e-13)))
+    torch.testing.assert_close(method._kept(2)["9.weight"], own)
+
+
+def test_the_transfer_term_is_the_squared_distance() -> None:
+    method = learned("imm-mean", count=1, epochs=1, strength=3.0)
+    method.add_task(TaskSpec("more", 3))
+    with torch.no_grad():
+        for parameter in method.net.parameters():
+            parameter += 0.01
+    x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    count = sum(p.numel() for p in method.net.parameters())
+    plain = torch.nn.functional.cross_entropy(method(x, 1), y)
+    torch.testing.assert_close(method.loss(x, y, 1), plain + 3.0 * count * 0.01**2, rtol=1e-4, atol=0)
+
+
+def test_statistics_become_those_of_the_mixture() -> None:
+    method = learned("imm-mean", count=2, norm=True, epochs=1)
+    assert isinstance(method, Imm)
+    means = torch.stack([method._kept(k)["1.running_mean"] for k in range(2)])
+    variances = torch.stack([method._kept(k)["1.running_var"] for k in range(2)])
+    mixture = variances.mean(0) + means.square().mean(0) - means.mean(0).square()
+    torch.testing.assert_close(method.net.get_buffer("1.running_mean"), means.mean(0))
+    torch.testing.assert_close(method.net.get_buffer("1.running_var"), mixture)
+
+
+@pytest.mark.parametrize("name", ["imm-mean", "imm-mode"])
+def test_it_learns_loads_and_counts(name: str) -> None:
+    method = learned(name, norm=True, epochs=6)
+    assert right(method, 0) > 0.7
+    twin = replayed(method, name, norm=True)
+    assert all(torch.equal(answers(twin, i), answers(method, i)) for i in range(3))
+    cls, implied = find(name)
+    assert cls is Imm
+    assert implied["merge"] == name.removeprefix("imm-")
+    parameters = sum(p.numel() for p in method.net.parameters())
+    statistics = sum(b.numel() for b in method.net.buffers() if b.is_floating_point())
+    times = 2 if name == "imm-mode" else 1
+    assert method.overhead().training == 3 * 32 * (times * parameters + statistics)
+    assert method.overhead().inference == 0
+
+
+def test_one_task_is_served_by_its_own_weights() -> None:
+    method = learned("imm-mode", count=1, epochs=1)
+    assert isinstance(method, Imm)
+    assert all(torch.equal(p, method._kept(0)[n]) for n, p in method.net.named_parameters())
+
+
+def test_another_merge_is_refused() -> None:
+    with pytest.raises(ValueError, match="'mean' or 'mode'"):
+        Imm(net(), example(), merge="median")
