@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
+
 from zeroforget.methods.bitmasks import BitMasks, pack, unpack
 from zeroforget.methods.packnet import PackNet
 from zeroforget.training import Diverged, Fit
@@ -125,5 +125,5 @@ def test_overhead_is_a_bit_per_weight_and_task() -> None:
 
 @pytest.mark.parametrize("options", [{"prune": 1.0}, {"prune": -0.1}, {"tasks": 0}])
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="prune|tasks"):
+    with pytest.raises(ValueError, match=r"prune|tasks"):
         PackNet(net(), example(), **options)  # type: ignore[arg-type]
