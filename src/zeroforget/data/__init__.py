@@ -1,7 +1,24 @@
 """Where data come from and how they become tasks."""
 
-from zeroforget.data.collection import Collection
-from zeroforget.data.scenarios import scenario
+from zeroforget.data.collection import Collection, DataError, Progress
+from zeroforget.data.loading import load, load_folder
+from zeroforget.data.scenarios import Plan, missing, named_plans, plan, scenario, whole_task
 from zeroforget.data.values import Preparation, Scenario, Split, Task
 
-__all__ = ["Collection", "Preparation", "Scenario", "Split", "Task", "scenario"]
+__all__ = [
+    "Collection",
+    "DataError",
+    "Plan",
+    "Preparation",
+    "Progress",
+    "Scenario",
+    "Split",
+    "Task",
+    "load",
+    "load_folder",
+    "missing",
+    "named_plans",
+    "plan",
+    "scenario",
+    "whole_task",
+]

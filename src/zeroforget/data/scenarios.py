@@ -1,19 +1,180 @@
-"""Scenarios by name: which data sets they come from and how their classes become tasks."""
+"""Scenarios: which data sets they come from and how their classes become tasks, by name or by a written plan."""
 
 from __future__ import annotations
 
-from os import PathLike
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-from zeroforget.data.readers.digits import read_digits
-from zeroforget.data.splits import cut, equal_sizes, grouped
-from zeroforget.data.values import Scenario
+from zeroforget.data.collection import Collection, Progress
+from zeroforget.data.loading import Root, find, load, source
+from zeroforget.data.sources import SOURCES
+from zeroforget.data.splits import cut, equal_sizes, grouped, named_groups
+from zeroforget.data.values import Scenario, Task
 
 
-def scenario(name: str, seed: int = 0, root: str | PathLike[str] | None = None) -> Scenario:
-    """The tasks of a named scenario; `root` is where data sets are kept on this disk."""
-    if name != "digits/5":
-        raise ValueError(f"no scenario '{name}'; `zeroforget scenarios` lists all")
-    collection = read_digits()
-    groups = grouped(10, equal_sizes(10, 5), None)
-    tasks = cut(collection, groups, [f"digits-{index + 1}" for index in range(5)], seed)
-    return Scenario(name, collection.shape, tasks)
+@dataclass(frozen=True)
+class Plan:
+    """How data become tasks.
+
+    `data`: one data set to cut into tasks, or several that are a task each. For one: `tasks` of equal size, or tasks
+    of the `sizes` given, or the `groups` of classes written out. Without any, the whole is one task. Classes are
+    shuffled by the seed unless `shuffle` is off. `names` are the tasks' names. `size`: pixels, for `folder:` data.
+    """
+
+    name: str
+    data: tuple[str, ...]
+    tasks: int | None = None
+    sizes: tuple[int, ...] | None = None
+    groups: tuple[tuple[str, ...], ...] | None = None
+    names: tuple[str, ...] | None = None
+    shuffle: bool = True
+    size: int = 224
+
+    def __post_init__(self) -> None:
+        ways = [way for way in ("tasks", "sizes", "groups") if getattr(self, way) is not None]
+        if not self.data:
+            raise ValueError(f"scenario '{self.name}' names no data set")
+        if len(ways) > 1:
+            raise ValueError(f"scenario '{self.name}' says both '{ways[0]}' and '{ways[1]}'; one is enough")
+        if ways and len(self.data) > 1:
+            raise ValueError(
+                f"scenario '{self.name}': '{ways[0]}' cuts one data set, but {len(self.data)} are named; "
+                "in a chain of data sets each is one task"
+            )
+
+
+@cache
+def semantic_groups() -> dict[str, tuple[str, ...]]:
+    """The ten groups of Tiny ImageNet's classes in the paper's appendix: name of the group to its class codes."""
+    groups: dict[str, list[str]] = {}
+    for line in (files("zeroforget.data") / "tiny_semantic.tsv").read_text(encoding="utf-8").splitlines():
+        code, group, _ = line.split("\t")
+        groups.setdefault(group, []).append(code)
+    return {name: tuple(codes) for name, codes in groups.items()}
+
+
+MULTI = ("flowers", "scenes", "birds", "cars", "aircraft", "actions")
+
+
+@cache
+def named_plans() -> dict[str, Plan]:
+    """The scenarios of the paper, and smaller ones to try things with."""
+    semantic = semantic_groups()
+    plans = (
+        Plan("digits/5", ("digits",), tasks=5, shuffle=False),
+        Plan("fashion-mnist/5", ("fashion-mnist",), tasks=5, shuffle=False),
+        Plan("cifar100/10", ("cifar100",), tasks=10),
+        Plan("cifar100/20", ("cifar100",), tasks=20),
+        Plan("tiny-imagenet/random", ("tiny-imagenet",), tasks=10),
+        Plan("tiny-imagenet/semantic", ("tiny-imagenet",), groups=tuple(semantic.values()), names=tuple(semantic)),
+        Plan("tiny-imagenet/large-first", ("tiny-imagenet",), sizes=(110, *(10,) * 9)),
+        Plan("flowers/4", ("flowers",), tasks=4),
+        Plan("birds/4", ("birds",), tasks=4),
+        Plan("actions/4", ("actions",), tasks=4),
+        Plan("imagenet/10", ("imagenet",), tasks=10),
+        Plan("multi", MULTI),
+    )
+    return {plan.name: plan for plan in plans}
+
+
+def plan(wanted: str | Mapping[str, Any] | Plan) -> Plan:
+    """A plan out of a scenario's name, of `DATA/N` (a data set in N tasks), or of the keys of a plan."""
+    if isinstance(wanted, Plan):
+        return wanted
+    if isinstance(wanted, Mapping):
+        return _from_mapping(wanted)
+    known = named_plans()
+    if wanted in known:
+        return known[wanted]
+    name, _, count = wanted.rpartition("/")
+    if count.isdecimal() and (name in SOURCES or name.startswith("folder:")):
+        return Plan(wanted, (name,), tasks=int(count))
+    if wanted in SOURCES or wanted.startswith("folder:"):
+        return Plan(wanted, (wanted,))
+    near = difflib.get_close_matches(wanted, [*known, *SOURCES], 1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise ValueError(f"no scenario '{wanted}'{hint} (`zeroforget scenarios` lists all)")
+
+
+def _from_mapping(wanted: Mapping[str, Any]) -> Plan:
+    fields = [field.name for field in dataclasses.fields(Plan)]
+    for key in wanted:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, 1)
+            raise ValueError(
+                f"a scenario has no '{key}'; " + (f"did you mean '{near[0]}'?" if near else f"it has {fields}")
+            )
+    if "data" not in wanted:
+        raise ValueError("a scenario needs 'data': the name of a data set, or a list of names")
+    data = wanted["data"]
+    names = (data,) if isinstance(data, str) else tuple(data)
+    settled = {key: _frozen(value) for key, value in wanted.items()}
+    return Plan(**{"name": "+".join(names), **settled, "data": names})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def missing(wanted: str | Mapping[str, Any] | Plan, root: Root = None) -> list[str]:
+    """The data sets of a scenario that are not on this disk: none, and it is ready."""
+    names = [name for name in plan(wanted).data if not name.startswith("folder:")]
+    return [name for name in names if find(source(name), root) is None]
+
+
+def scenario(
+    wanted: str | Mapping[str, Any] | Plan, seed: int = 0, root: Root = None, progress: Progress | None = None
+) -> Scenario:
+    """The tasks of a scenario. The seed decides which classes go together (where they are shuffled) and which training
+    images are kept for validation; `root` is the folder with the data sets (else ZEROFORGET_DATA, else the user's
+    cache folder); `progress` hears how far decoding is."""
+    if seed < 0:
+        raise ValueError(f"a seed is 0 or more; got {seed}")
+    settled = plan(wanted)
+    collections = [load(name, root, progress, settled.size) for name in settled.data]
+    first = collections[0].shape
+    for collection in collections:
+        if collection.shape != first:
+            raise ValueError(
+                f"scenario '{settled.name}': images of '{collection.name}' are {_by(collection.shape)}, those of "
+                f"'{collections[0].name}' {_by(first)}; all tasks of a scenario need one shape"
+            )
+    tasks = _chain(collections, settled, seed) if len(collections) > 1 else _pieces(collections[0], settled, seed)
+    return Scenario(settled.name, first, tasks)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _chain(collections: Sequence[Collection], settled: Plan, seed: int) -> tuple[Task, ...]:
+    names = settled.names or [collection.name for collection in collections]
+    _same_length(settled, names, len(collections))
+    return tuple(whole_task(each, seed, name) for each, name in zip(collections, names, strict=True))
+
+
+def whole_task(collection: Collection, seed: int = 0, name: str | None = None) -> Task:
+    """A data set as one task."""
+    return cut(collection, [range(len(collection.classes))], [name or collection.name], seed)[0]
+
+
+def _pieces(collection: Collection, settled: Plan, seed: int) -> tuple[Task, ...]:
+    count = len(collection.classes)
+    if settled.groups is not None:
+        groups = named_groups(collection, settled.groups)
+    else:
+        sizes = settled.sizes or equal_sizes(count, settled.tasks or 1)
+        groups = grouped(count, sizes, seed if settled.shuffle and len(sizes) > 1 else None)
+    names = settled.names or [f"{collection.name}-{place}" for place in range(1, len(groups) + 1)]
+    _same_length(settled, names, len(groups))
+    return cut(collection, groups, names, seed)
+
+
+def _same_length(settled: Plan, names: Sequence[str], tasks: int) -> None:
+    if len(names) != tasks:
+        raise ValueError(f"scenario '{settled.name}' names {len(names)} tasks but has {tasks}")

@@ -32,16 +32,18 @@ def grouped(classes: int, sizes: Sequence[int], seed: int | None) -> list[list[i
     return [order[end - size : end].tolist() for size, end in zip(sizes, ends, strict=True)]
 
 
-def named_groups(names: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[int]]:
-    """A written list of class names as class numbers. A class may be in one group only, and may be left out."""
-    number = {name: index for index, name in enumerate(names)}
-    seen: set[str] = set()
+def named_groups(collection: Collection, groups: Sequence[Sequence[str]]) -> list[list[int]]:
+    """A written list of classes, by name or by code, as numbers. A class may be in one group only, and may be left
+    out."""
+    number = {name: index for index, name in enumerate(collection.codes)}
+    number |= {name: index for index, name in enumerate(collection.classes)}
+    seen: set[int] = set()
     for name in (name for group in groups for name in group):
         if name not in number:
-            raise ValueError(f"no class '{name}' in this data set; its classes are {_shown(names)}")
-        if name in seen:
+            raise ValueError(f"data set '{collection.name}' has no class '{name}'; it has {_shown(collection.classes)}")
+        if number[name] in seen:
             raise ValueError(f"class '{name}' is in two tasks; a class belongs to one task only")
-        seen.add(name)
+        seen.add(number[name])
     return [[number[name] for name in group] for group in groups]
 
 

@@ -1,0 +1,124 @@
+"""Decoded images on disk: decoded once, then opened as one memory-mapped array.
+
+A cache entry is a folder named by what went in (each file's name, size and time of change, and the treatment). It is
+written aside and renamed, so that it is there whole or not at all; processes that want the same one wait for the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zeroforget.data.collection import DataError, Listing, Progress, Treatment
+from zeroforget.data.decode import Damage, Item, decode_all
+from zeroforget.data.places import cache_folder
+
+FORMAT = 1
+NAMED = 10
+
+
+def decoded(name: str, listing: Listing, treatment: Treatment, progress: Progress | None = None) -> Tensor:
+    """The images of a listing as bytes `(count, 3, size, size)`, decoded now or long ago."""
+    folder = cache_folder()
+    entry = folder / f"{name}-{fingerprint(listing, treatment)}"
+    if not entry.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder / f"{entry.name}.lock"):
+            if not entry.is_dir():
+                _write(entry, name, listing, treatment, progress)
+    return mapped(entry / "images.npy")
+
+
+def mapped(path: Path) -> Tensor:
+    """A tensor over a file of images, nothing read before it is used. Changes would stay in this process."""
+    return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+def fingerprint(listing: Listing, treatment: Treatment) -> str:
+    """Twenty hex digits that change whenever a file, a box or the treatment does."""
+    digest = hashlib.sha256(repr((FORMAT, treatment)).encode())
+    base = str(listing.base)
+    for name in listing.files:
+        try:
+            state = os.stat(f"{base}/{name}")  # noqa: PTH116 - a million times; Path costs thrice as much
+        except OSError as error:
+            raise DataError(f"{listing.base / name} is missing") from error
+        digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    if treatment.boxes and listing.boxes is not None:
+        digest.update(listing.boxes.tobytes())
+    return digest.hexdigest()[:20]
+
+
+def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progress: Progress | None) -> None:
+    for left in entry.parent.glob(f"{entry.name}.part-*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    shape = (len(listing.files), 3, treatment.size, treatment.size)
+    _enough_space(entry.parent, name, int(np.prod(shape, dtype=np.int64)))
+    aside = Path(tempfile.mkdtemp(prefix=f"{entry.name}.part-", dir=entry.parent))
+    try:
+        np.lib.format.open_memmap(aside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+        _fill(aside / "images.npy", name, listing, treatment, progress)
+        about = {"format": FORMAT, "data": name, "images": shape[0], "from": str(listing.base), "size": shape[-1]}
+        (aside / "about.json").write_text(json.dumps(about) + "\n")
+        aside.chmod(0o755)
+        with (aside / "images.npy").open("rb+") as file:
+            os.fsync(file.fileno())
+        try:
+            aside.rename(entry)
+        except OSError:
+            if not entry.is_dir():  # another process, where locks do not reach, was first
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fill(path: Path, name: str, listing: Listing, treatment: Treatment, progress: Progress | None) -> None:
+    boxes = listing.boxes.tolist() if treatment.boxes and listing.boxes is not None else None
+    items: list[Item] = [
+        (f"{listing.base}/{file}", boxes[row] if boxes else None) for row, file in enumerate(listing.files)
+    ]
+
+    def told(done: int, bad: list[Damage]) -> None:
+        if progress:
+            for file, reason in bad:
+                progress(f"{file} {reason}", 0, 0)
+            progress(f"decoding {name}", done, len(items))
+
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    damaged = decode_all(str(path), items, treatment.size, treatment.trim, workers, told)
+    if damaged:
+        shown = "; ".join(f"{file} {reason}" for file, reason in sorted(damaged)[:NAMED])
+        more = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+        raise DataError(f"{len(damaged)} image(s) of '{name}' cannot be used: {shown}{more}")
+
+
+def _enough_space(folder: Path, name: str, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DataError(
+            f"decoded, '{name}' takes {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB left; "
+            "make room or set ZEROFORGET_CACHE to a folder on a larger disk"
+        )
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold a lock between processes. Where the system has none, two may do the same work; neither harms the other."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

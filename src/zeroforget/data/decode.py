@@ -1,0 +1,148 @@
+"""Decodes image files into one array on disk, in as many processes as there are cores.
+
+The workers run this very file as a script, so it imports nothing of ours. They are processes because the work on one
+small image is mostly Python's own: on two cores 10,000 images of 64x64 take 1.7 s in one process, 1.6 s in two threads
+and 0.7 s in two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Bytes = npt.NDArray[np.uint8]
+Item = tuple[str, Sequence[float] | None]
+"""A file and the box to cut out of it."""
+Damage = tuple[str, str]
+"""A file and what is wrong with it."""
+
+CHUNK = 128
+ALONE = 512
+"""Fewer images than this are decoded right here: starting workers would take longer."""
+ENOUGH = 100
+"""So many damaged files mean that something is wrong with all of them."""
+
+
+def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int = 0) -> Bytes:
+    """One image as bytes `(3, size, size)`: cut to the box, or `trim` rows off its foot, then resized."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGBA").convert("RGB") if opened.mode == "P" else opened.convert("RGB")
+    width, height = image.size
+    left, top, right, bottom = box or (0, 0, width, height - trim)
+    region = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
+    if region[2] - region[0] < 1 or region[3] - region[1] < 1:
+        raise ValueError(f"its box {tuple(region)} is empty; the image is {width}x{height}")
+    if image.size != (size, size) or region != (0, 0, width, height):
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=region)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def decode_chunk(target: Bytes, first: int, items: Sequence[Item], size: int, trim: int) -> list[Damage]:
+    """Decode into the rows of `target` from `first` on; what cannot be decoded is named and left black."""
+    damaged = []
+    for row, (path, box) in enumerate(items, first):
+        try:
+            target[row] = decode(path, size, box, trim)
+        except FileNotFoundError:
+            damaged.append((path, "is missing"))
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+            damaged.append((path, f"cannot be decoded: {error}"))
+    return damaged
+
+
+def decode_all(
+    array: str, items: Sequence[Item], size: int, trim: int, workers: int, told: Callable[[int, list[Damage]], None]
+) -> list[Damage]:
+    """Fill the array file with all images, in order. `told` hears after each chunk how many are done and what was
+    found damaged. Gives up early when a hundred are."""
+    chunks = [(start, items[start : start + CHUNK]) for start in range(0, len(items), CHUNK)]
+    alone = workers < 2 or len(items) < ALONE
+    done, damaged = 0, []
+    for count, bad in _here(array, chunks, size, trim) if alone else _there(array, chunks, size, trim, workers):
+        done += count
+        damaged += bad
+        told(done, bad)
+        if len(damaged) >= ENOUGH:
+            break
+    return damaged
+
+
+Chunks = list[tuple[int, Sequence[Item]]]
+
+
+def _here(array: str, chunks: Chunks, size: int, trim: int) -> Iterator[tuple[int, list[Damage]]]:
+    target = np.load(array, mmap_mode="r+")
+    for first, items in chunks:
+        yield len(items), decode_chunk(target, first, items, size, trim)
+    target.flush()
+
+
+def _there(array: str, chunks: Chunks, size: int, trim: int, workers: int) -> Iterator[tuple[int, list[Damage]]]:
+    """Each worker process has a thread here that hands it chunks and passes its answers on."""
+    work: queue.SimpleQueue[tuple[int, Sequence[Item]]] = queue.SimpleQueue()
+    for chunk in chunks:
+        work.put(chunk)
+    answers: queue.SimpleQueue[tuple[int, list[Damage]] | Exception] = queue.SimpleQueue()
+    processes = [_worker() for _ in range(min(workers, len(chunks)))]
+    for process in processes:
+        feeder = threading.Thread(target=_feed, args=(process, work, answers, (array, size, trim)), daemon=True)
+        feeder.start()
+    try:
+        for _ in chunks:
+            answer = answers.get()
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _worker() -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    command = [sys.executable, "-P", __file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _feed(
+    process: subprocess.Popen[str],
+    work: queue.SimpleQueue[tuple[int, Sequence[Item]]],
+    answers: queue.SimpleQueue[tuple[int, list[Damage]] | Exception],
+    setting: tuple[str, int, int],
+) -> None:
+    try:
+        while not work.empty():
+            first, items = work.get_nowait()
+            print(json.dumps([*setting, first, items]), file=process.stdin, flush=True)
+            answer = process.stdout.readline() if process.stdout else ""
+            if not answer:
+                raise OSError("a process that decodes images died; is there enough memory?")
+            answers.put((len(items), [(path, reason) for path, reason in json.loads(answer)]))
+    except queue.Empty:
+        pass
+    except (OSError, ValueError) as error:
+        answers.put(error)
+
+
+def _serve() -> None:
+    targets: dict[str, Any] = {}
+    for line in sys.stdin:
+        array, size, trim, first, items = json.loads(line)
+        if array not in targets:
+            targets[array] = np.load(array, mmap_mode="r+")
+        print(json.dumps(decode_chunk(targets[array], first, items, size, trim)), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

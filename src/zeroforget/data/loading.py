@@ -1,0 +1,96 @@
+"""From a data set's name to its images: finds it on this disk, reads it, decodes it through the cache."""
+
+from __future__ import annotations
+
+import difflib
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from zeroforget.data.cache import decoded
+from zeroforget.data.collection import Collection, DataError, Listing, Progress, Treatment
+from zeroforget.data.places import data_roots
+from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.sources import FLIPPED, SOURCES, Source
+
+Root = str | PathLike[str] | None
+
+
+def source(name: str) -> Source:
+    """The entry of the table of data sets with this name."""
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name, SOURCES, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise DataError(f"no data set '{name}'{hint} (`zeroforget data` lists all)")
+    return SOURCES[name]
+
+
+def find(entry: Source, root: Root = None) -> Path | None:
+    """The folder that holds a data set, or None. What comes inside the package is always found."""
+    if not entry.needs:
+        return Path()
+    for base in data_roots(root):
+        for folder in (*(base / name for name in entry.folders), base):
+            if all(_exists(folder / need) for need in entry.needs):
+                return folder
+    return None
+
+
+def _exists(path: Path) -> bool:
+    """IDX files may be gzipped, and some copies write a dot in their names."""
+    if path.exists() or not path.name.endswith("-ubyte"):
+        return path.exists()
+    dotted = path.with_name(path.name.replace("-idx", ".idx"))
+    return any(other.exists() for other in (path.with_name(f"{path.name}.gz"), dotted, Path(f"{dotted}.gz")))
+
+
+def lacking(entry: Source, folder: Path) -> list[str]:
+    """What of a data set is not in a folder."""
+    return [need for need in entry.needs if not _exists(folder / need)]
+
+
+def remedy(entry: Source) -> str:
+    """What to do about missing or damaged files."""
+    get = f"`zeroforget data {entry.name} --download` gets it"
+    if entry.by_hand:
+        get = f"{entry.by_hand} (`zeroforget data {entry.name}` says which files)"
+    return f"{get}; a copy elsewhere is named by --data-root or ZEROFORGET_DATA"
+
+
+def load(name: str, root: Root = None, progress: Progress | None = None, size: int = 224) -> Collection:
+    """A data set by name, or `folder:PATH` for any folder of class folders (its images resized to `size`)."""
+    if name.startswith("folder:"):
+        return load_folder(name.removeprefix("folder:"), size, progress)
+    entry = source(name)
+    folder = find(entry, root)
+    if folder is None:
+        places = ", ".join(str(base / entry.folders[0]) for base in data_roots(root))
+        raise DataError(f"data set '{name}' is not on this disk (looked in {places}); {remedy(entry)}")
+    try:
+        return _collected(entry, folder, progress)
+    except DataError as error:
+        raise DataError(f"{error}; {remedy(entry)}") from error
+    except (ValueError, IndexError, KeyError) as error:
+        raise DataError(f"data set '{name}' in {folder} is damaged: {error}; {remedy(entry)}") from error
+
+
+def load_folder(
+    path: str | PathLike[str], size: int = 224, progress: Progress | None = None, name: str | None = None
+) -> Collection:
+    """A folder of class folders (or of `train` and `test` with class folders in them), resized to `size` square."""
+    folder = Path(path).expanduser()
+    entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size))
+    return _collected(entry, folder, progress)
+
+
+def _collected(entry: Source, folder: Path, progress: Progress | None) -> Collection:
+    read = entry.read(folder)
+    if isinstance(read, Listing):
+        if entry.treatment is None:
+            raise ValueError(f"data set '{entry.name}' is listed as files but says not how to treat them")
+        images, codes = decoded(entry.name, read, entry.treatment, progress), read.codes
+    else:
+        images, codes = torch.from_numpy(read.images), ()
+    labels, test = torch.from_numpy(read.labels), torch.from_numpy(read.test)
+    return Collection(entry.name, read.classes, images, labels, test, entry.prepare, codes)
