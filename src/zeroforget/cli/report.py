@@ -1,0 +1,33 @@
+"""The command `report`: finished runs as one page, and as figures for a paper."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zeroforget.cli.app import app, console
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold several.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Also write every chart into this folder.")] = None,
+    formats: Annotated[
+        str, typer.Option("--format", help="Formats of the figures: svg, png, pdf, or several.")
+    ] = "svg",
+) -> None:
+    """Show finished runs on one page that works without a network: tables, accuracy, overhead, growth, curves."""
+    from zeroforget.experiments.report import write_figures, write_report
+    from zeroforget.experiments.results import load_runs
+
+    found = load_runs(runs)
+    write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
+    console.print(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)", highlight=False, markup=False)
+    if figures is not None:
+        paths = write_figures(found, figures, [part.strip() for part in formats.split(",") if part.strip()])
+        console.print(f"wrote {len(paths)} figures to {figures}", highlight=False, markup=False)

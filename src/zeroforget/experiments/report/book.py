@@ -1,0 +1,77 @@
+"""The charts of one page: descriptions shared, data packed, everything safe inside a script element."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from zeroforget.experiments.report import charts
+from zeroforget.experiments.report.gather import Row
+
+
+def vegalite_version() -> str:
+    """The Vega-Lite that the installed altair speaks, if vl-convert has it."""
+    alt, convert = charts.need("altair"), charts.need("vl_convert")
+    wanted = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    known = convert.get_vegalite_versions()
+    return wanted if wanted in known else str(known[-1])
+
+
+@dataclass
+class Book:
+    """Every chart that a page shows. `add` returns the element that will hold it."""
+
+    style: charts.Style
+    specs: list[dict[str, Any]] = field(default_factory=list)
+    charts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _known: dict[str, int] = field(default_factory=dict)
+
+    def add(self, chart: Any, rows: Sequence[Row], description: str) -> str:
+        """Keep a chart under a name of its own, which is returned."""
+        name = f"c{len(self.charts)}"
+        self.charts[name] = {"spec": self._spec(chart), "description": description, "data": packed(rows)}
+        return name
+
+    def box(self, name: str, height: int = 260) -> str:
+        """The element in which the chart is drawn."""
+        return f'<div class="chart" style="--h:{height}px" data-chart="{name}"></div>'
+
+    def _spec(self, chart: Any) -> int:
+        described = charts.described(chart)
+        text = json.dumps(described, sort_keys=True)
+        if text not in self._known:
+            self._known[text] = len(self.specs)
+            self.specs.append(described)
+        return self._known[text]
+
+    def script(self) -> str:
+        """Data, the drawing library (once) and nothing that has to be fetched."""
+        convert = charts.need("vl_convert")
+        library = convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vegalite_version())
+        data = in_script({"specs": self.specs, "charts": self.charts})
+        library = library.replace("</script", "<\\/script")
+        return f'<script type="application/json" id="report">{data}</script>\n<script type="module">{library}</script>'
+
+
+def packed(rows: Sequence[Row]) -> dict[str, Any]:
+    """Rows as a list of fields and lists of values: names are written once, figures to five digits."""
+    fields = list(rows[0]) if rows else []
+    return {"fields": fields, "rows": [[_short(row[name]) for name in fields] for row in rows]}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def in_script(values: Any) -> str:
+    """JSON that no name inside it can break out of: '</script>', '<!--' and line separators are escaped."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)  # pure ASCII, so U+2028 is escaped already
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def escaped(value: Any) -> str:
+    """Any value as text of the page."""
+    return escape(str(value))

@@ -1,0 +1,135 @@
+"""The report: one HTML page that holds everything it shows, and asks nothing of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+
+from zeroforget._version import __version__
+from zeroforget.experiments.report import boxes, gather
+from zeroforget.experiments.report.book import Book, escaped
+from zeroforget.experiments.report.charts import Style
+from zeroforget.experiments.report.gather import Entry, Group
+from zeroforget.experiments.report.sections import Section, sections
+from zeroforget.experiments.report.theme import theme, variables
+from zeroforget.experiments.results import Results
+
+# The browser itself refuses every request; Vega makes functions of its expressions, hence 'unsafe-eval'.
+POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+
+
+def write_report(runs: Sequence[Results], path: Path, *, command: str = "", made: datetime | None = None) -> None:
+    """Write the report of these runs as one self-contained page."""
+    text = page(runs, command=command, made=made)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def page(runs: Sequence[Results], *, command: str = "", made: datetime | None = None) -> str:
+    """The report of these runs as HTML."""
+    found = gather.groups(runs)
+    methods = gather.labels(found)
+    book = Book(Style(tuple(methods)))
+    parts = [(group, sections(group, book, f"g{number}-")) for number, group in enumerate(found)]
+    births = max(len(group.tasks) for group in found)
+    title = found[0].scenario if len(found) == 1 else f"{len(found)} experiments"
+    body = "".join(_group(group, part, alone=len(found) == 1) for group, part in parts)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
+            f"<title>{escaped(title)} · zeroforget report</title>",
+            f"<style>{_style(births)}</style></head><body>",
+            '<a class="skip" href="#content">Skip to the results</a>',
+            f'<header class="top">{_header(found, title, command, made or datetime.now().astimezone())}',
+            f"{_navigation(parts)}</header>",
+            f'<main id="content">{_key(methods)}{body}</main>',
+            f"<footer>Made by zeroforget {escaped(__version__)}. This page is one file and fetches nothing.</footer>",
+            '<div id="tip" role="status" hidden></div>',
+            "<noscript><p class='top'>Without scripts you see tables and growth, but no charts.</p></noscript>",
+            book.script(),
+            f'<script type="module">{_file("page.js")}</script></body></html>',
+        ]
+    )
+
+
+def _file(name: str) -> str:
+    return (files("zeroforget.experiments.report") / name).read_text(encoding="utf-8")
+
+
+def _style(births: int) -> str:
+    light, dark = (variables(theme(dark=dark, births=births)) for dark in (False, True))
+    fills = "".join(f".g-f{b}{{fill:var(--birth-{b})}}.g-s{b}{{stroke:var(--birth-{b})}}" for b in range(births))
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n{_file('page.css')}{fills}"
+
+
+def _header(found: Sequence[Group], title: str, command: str, made: datetime) -> str:
+    runs = [run for group in found for run in group.runs]
+    seeds = sorted({run.seed for run in runs})
+    tasks = sorted({len(group.tasks) for group in found})
+    facts = [
+        ("Scenario", ", ".join(dict.fromkeys(group.scenario for group in found))),
+        ("Network", ", ".join(dict.fromkeys(group.network for group in found))),
+        ("Tasks", ", ".join(map(str, tasks))),
+        ("Runs", f"{len(runs)} ({_count(len(seeds), 'seed')}: {', '.join(map(str, seeds))})"),
+        ("Version", f"zeroforget {__version__}"),
+        ("Date", made.strftime("%Y-%m-%d %H:%M %Z").strip()),
+    ]
+    if environment := runs[0].environment:
+        facts.append(("Ran on", ", ".join(f"{key} {value}" for key, value in environment.items() if _plain(value))))
+    items = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)
+    if command:
+        items += f'<div class="wide"><dt>Command</dt><dd><code>{escaped(command)}</code></dd></div>'
+    proofs = "".join(_proof(entry, group, alone=len(found) == 1) for group in found for entry in group.entries)
+    items += f'<div class="wide"><dt>What was proved</dt><dd><ul class="proof">{proofs}</ul></dd></div>'
+    lead = '<p class="lead">What was learned, what was kept, and what it cost.</p>'
+    return f'<h1>{escaped(title)}</h1>{lead}<dl class="facts">{items}</dl>'
+
+
+def _proof(entry: Entry, group: Group, *, alone: bool) -> str:
+    same, checked = gather.proof(entry)
+    kind = "unknown" if not checked else "held" if same == checked else "moved"
+    seeds = f", {_count(len(entry.runs), 'seed')}" if len(entry.runs) > 1 else ""
+    told = {
+        "unknown": "not checked",
+        "held": f"every logit of all {len(group.tasks) - 1} earlier tasks is unchanged to the last bit{seeds}",
+        "moved": f"the logits of {checked - same} of {checked} earlier tasks changed{seeds}",
+    }[kind]
+    where = "" if alone else f" on {group.scenario}, {group.network}"
+    return f'<li class="{kind}"><strong>{escaped(entry.label)}</strong>{escaped(where)}: {told}</li>'
+
+
+def _navigation(parts: Sequence[tuple[Group, Sequence[Section]]]) -> str:
+    links = ""
+    for group, members in parts:
+        if len(parts) > 1:
+            links += f"<p>{escaped(group.scenario)} · {escaped(group.network)}</p>"
+        links += "<ul>" + "".join(f'<li><a href="#{s.id}">{s.title}</a></li>' for s in members) + "</ul>"
+    return f'<nav aria-label="Sections">{links}</nav>'
+
+
+def _key(methods: Sequence[str]) -> str:
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-method="{escaped(label)}">'
+        f"{boxes.swatch(i)}{escaped(label)}</button>"
+        for i, label in enumerate(methods)
+    )
+    return f'<div class="key" role="group" aria-label="Methods shown in the charts">{buttons}</div>'
+
+
+def _group(group: Group, members: Sequence[Section], *, alone: bool) -> str:
+    where = "" if alone else f'<span class="sub">{escaped(group.scenario)} · {escaped(group.network)}</span>'
+    return "".join(f'<section id="{s.id}"><h2>{where}{s.title}</h2>{s.html}</section>' for s in members)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, str | int | float) and len(str(value)) <= 40
