@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@cache
 def _commit() -> str | None:
     """The git commit of the source that runs, if it is a checkout; '+' where files differ from it."""
     here = Path(__file__).resolve().parent

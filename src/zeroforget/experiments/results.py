@@ -102,6 +102,13 @@ class Results:
             raise ValueError(f"forward transfer needs {len(self.tasks)} accuracies, one a task; got {len(alone)}")
         return mean([a - b for a, b in zip(self.learned, alone, strict=True)][1:])
 
+    def comparable(self) -> dict[str, Any]:
+        """Everything but times and environment: equal for two runs of one configuration, interrupted or not."""
+        values = self.to_dict()
+        del values["seconds"], values["environment"]
+        plain: dict[str, Any] = _without_seconds(values)
+        return plain
+
     # JSON ------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,6 +143,14 @@ class Results:
             ) from error
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def _without_seconds(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _without_seconds(value) for key, value in values.items() if key != "seconds"}
+    if isinstance(values, list):
+        return [_without_seconds(value) for value in values]
+    return values
 
 
 def load_runs(paths: Iterable[Path]) -> list[Results]:

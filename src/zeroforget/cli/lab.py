@@ -1,0 +1,107 @@
+"""The laboratory's commands: `run` an experiment, print its `table`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from zeroforget.cli.app import app, console
+
+if TYPE_CHECKING:
+    from zeroforget.experiments.display import Lines
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value: regime.lr=0.1, ewc.strength=100."),
+    ] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods, such as tfm,ewc.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="These seeds, such as 0,1,2.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")] = False,
+) -> None:
+    """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
+    from zeroforget.experiments.experiment import Experiment
+    from zeroforget.experiments.formats import terminal
+    from zeroforget.experiments.runner import run
+    from zeroforget.experiments.tables import tables
+    from zeroforget.experiments.watch import Several, TensorBoard
+
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a method of one's own, given as module:Class, may lie in this folder
+    experiment = Experiment.load(
+        file,
+        changes=changes or (),
+        methods=None if methods is None else _words(methods),
+        seeds=None if seeds is None else _numbers(seeds),
+        device=device,
+    )
+    with _watching(len(experiment.runs())) as watch:
+        watches = Several(watch, TensorBoard(out)) if tensorboard else watch
+        results = run(experiment, out, data_root=data_root, watch=watches)
+    for table in tables(results):
+        console.print(terminal(table), soft_wrap=True)
+    console.print(f"runs are in {out / experiment.name}", soft_wrap=True, highlight=False)
+
+
+@app.command("table")
+def table_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those below them count too.")],
+    style: Annotated[
+        Literal["terminal", "markdown", "latex", "csv"], typer.Option("--format", "-f", help="What to print.")
+    ] = "terminal",
+    beside: Annotated[
+        Literal["paper"] | None, typer.Option(help="'paper' puts the paper's figures below ours.")
+    ] = None,
+    costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, seconds, transfer.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.")] = None,
+) -> None:
+    """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
+    from zeroforget.experiments import formats
+    from zeroforget.experiments import tables as made
+    from zeroforget.experiments.results import load_runs
+
+    results = load_runs(runs)
+    tables = made.tables(results, beside_paper=beside == "paper")
+    if style == "terminal" and output is None:
+        for table in tables:
+            console.print(formats.terminal(table), soft_wrap=True)
+    else:
+        _put(formats.text(tables, style), output)
+    if costs:
+        for group in made.groups(results):
+            text = formats.plain(made.COSTS, made.costs(group))
+            console.print(f"{group[0].scenario} · {group[0].network}\n{text}", soft_wrap=True, highlight=False)
+
+
+def _put(text: str, output: Path | None) -> None:
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text)
+        console.print(f"wrote {output}", soft_wrap=True, highlight=False)
+
+
+def _words(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise ValueError(f"--seeds wants whole numbers, such as 0,1,2; got '{text}'") from None
+
+
+def _watching(runs: int) -> Lines:
+    from zeroforget.experiments.display import Lines, Live
+
+    return Live(console, runs) if console.is_terminal else Lines(console, runs)

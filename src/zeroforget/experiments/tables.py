@@ -1,0 +1,225 @@
+"""Results as the paper's tables: accuracy (forgetting) of each task after all tasks, and the average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from zeroforget.experiments import paper
+from zeroforget.experiments.results import Results, deviation, mean
+
+TITLES = {
+    "finetuning": "Finetuning",
+    "freezing": "Freezing",
+    "joint": "Joint",
+    "lwf": "LwF",
+    "lfl": "LfL",
+    "pnn": "PNN",
+    "progress-compress": "P&C",
+    "imm-mean": "IMM-mean",
+    "imm-mode": "IMM-mode",
+    "ewc": "EWC",
+    "r-ewc": "R-EWC",
+    "si": "SI",
+    "mas": "MAS",
+    "ssl": "SSL",
+    "piggyback": "PiggyBack",
+    "hat": "HAT",
+    "packnet": "PackNet",
+    "tfm-nofn": "TFM w/o FN",
+    "tfm": "TFM",
+}
+"""Names as the paper prints them, in its order; other methods follow under their own."""
+
+BASELINES = ("finetuning", "freezing", "joint")
+UPPER_BOUNDS = ("joint", "alone")
+"""Not in the contest for the best average: one sees old data, the other keeps a network a task."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Figures in per cent. `spread` is the standard deviation over seeds, if there are several."""
+
+    accuracy: float
+    forgetting: float | None = None
+    spread: float | None = None
+    best: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.accuracy:.1f}"
+        if self.spread is not None:
+            text += f" ± {self.spread:.1f}"
+        if self.forgetting is not None:
+            text += f" ({signed(self.forgetting)})"
+        return text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method, ours or the paper's."""
+
+    method: str
+    cells: tuple[Cell, ...]
+    average: Cell
+    seeds: int = 1
+    source: str = "ours"
+
+    @property
+    def title(self) -> str:
+        """What the first column says."""
+        return TITLES.get(self.method, self.method) if self.source == "ours" else "  the paper"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one scenario."""
+
+    title: str
+    tasks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    average_from: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        average = "Avg." if self.average_from == 1 else f"Avg. ({self.average_from}+)"
+        return ("Method", *self.tasks, average)
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """The rows as text, without bold."""
+        return [(row.title, *map(str, row.cells), str(row.average)) for row in self.rows]
+
+
+def signed(forgetting: float) -> str:
+    """As the paper: 0.0 where nothing changed, else with a sign. What rounds to nothing keeps its sign: -0.0."""
+    return "0.0" if forgetting == 0 else f"{forgetting:+.1f}"
+
+
+def tables(runs: Iterable[Results], *, beside_paper: bool = False) -> list[Table]:
+    """One table for each experiment, scenario and network among the runs."""
+    return [_table(group, beside_paper) for group in groups(runs)]
+
+
+def groups(runs: Iterable[Results]) -> list[list[Results]]:
+    """The runs that stand in one table, together."""
+    found: dict[tuple[str, str, str], list[Results]] = {}
+    for results in runs:
+        found.setdefault((results.experiment, results.scenario, results.network), []).append(results)
+    return list(found.values())
+
+
+def _table(group: Sequence[Results], beside_paper: bool) -> Table:
+    first = group[0]
+    printed = paper.table_of(first.scenario)
+    start = printed.average_from if printed else 1
+    rows = _bold([_row(runs, start) for runs in by_method(group)])
+    notes: tuple[str, ...] = ()
+    if beside_paper and printed is None:
+        notes = (f"The paper has no table for {first.scenario}.",)
+    elif beside_paper and printed is not None:
+        rows = _beside(rows, printed)
+        notes = (f"The paper's figures: {printed.label} ({printed.title}).",)
+    return Table(f"{first.scenario} · {first.network}", tuple(first.names), tuple(rows), start, notes)
+
+
+def by_method(group: Sequence[Results]) -> list[list[Results]]:
+    """The runs of each method together, methods in the paper's order; seeds must differ in nothing but the seed."""
+    found: dict[str, list[Results]] = {}
+    for results in group:
+        found.setdefault(results.method, []).append(results)
+    for method, runs in found.items():
+        _check_alike(method, runs)
+    order = list(TITLES)
+    return sorted(found.values(), key=lambda r: order.index(r[0].method) if r[0].method in order else len(order))
+
+
+def _check_alike(method: str, runs: Sequence[Results]) -> None:
+    seeds = [r.seed for r in runs]
+    if len(set(seeds)) != len(seeds):
+        raise ValueError(f"method '{method}' is there twice with one seed ({sorted(seeds)}); give one run of each")
+    for other in runs[1:]:
+        for name in ("options", "regime", "tasks"):
+            if getattr(other, name) != getattr(runs[0], name):
+                raise ValueError(
+                    f"the runs of '{method}' with seeds {runs[0].seed} and {other.seed} differ in their {name}: "
+                    f"{getattr(runs[0], name)} and {getattr(other, name)}; they cannot share a row"
+                )
+
+
+def _row(runs: Sequence[Results], average_from: int) -> Row:
+    several = len(runs) > 1
+    cells = []
+    for k in range(len(runs[0].tasks)):
+        accuracies = [100 * r.final[k] for r in runs]
+        forgotten = 100 * mean([r.forgetting[k] for r in runs])
+        cells.append(Cell(mean(accuracies), forgotten, deviation(accuracies) if several else None))
+    averages = [100 * mean(r.final[average_from - 1 :]) for r in runs]
+    average = Cell(mean(averages), None, deviation(averages) if several else None)
+    return Row(runs[0].method, tuple(cells), average, len(runs))
+
+
+def _bold(rows: Sequence[Row]) -> list[Row]:
+    """Mark the best average; methods that print the same figure share it."""
+    contest = [round(r.average.accuracy, 1) for r in rows if r.method not in UPPER_BOUNDS]
+    best = max(contest, default=None) if len(contest) > 1 else None
+    return [
+        replace(row, average=replace(row.average, best=True))
+        if round(row.average.accuracy, 1) == best and row.method not in UPPER_BOUNDS
+        else row
+        for row in rows
+    ]
+
+
+def _beside(rows: Sequence[Row], printed: paper.PaperTable) -> list[Row]:
+    """Below each of our rows the paper's, where it has one."""
+    theirs = {row.method: row for row in _bold([_paper_row(row) for row in printed.rows])}
+    pairs = [[row, theirs[row.method]] if row.method in theirs else [row] for row in rows]
+    return [row for pair in pairs for row in pair]
+
+
+def _paper_row(row: paper.PaperRow) -> Row:
+    cells = tuple(Cell(a, f) for a, f in zip(row.accuracy, row.forgetting, strict=True))
+    return Row(row.method, cells, Cell(row.average), source="paper")
+
+
+# Costs -----------------------------------------------------------------------------------------------------------
+
+
+COSTS = ("Method", "parameters", "overhead training", "inference", "epochs", "seconds", "bits kept", "transfer")
+
+
+def costs(group: Sequence[Results]) -> list[tuple[str, ...]]:
+    """What each method of one table took: a row under the header `COSTS`, means over seeds, after the last task.
+
+    "bits kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer,
+    where the runs hold a method `alone` with the same seed.
+    """
+    alone = {r.seed: r.learned for r in group if r.method == "alone"}
+    return [_cost(runs, alone) for runs in by_method(group)]
+
+
+def _cost(runs: Sequence[Results], alone: dict[int, list[float]]) -> tuple[str, ...]:
+    method = runs[0].method
+    transfers = [100 * r.forward_transfer(alone[r.seed]) for r in runs if r.seed in alone and method != "alone"]
+    kept = [sum(r.unchanged) for r in runs]
+    return (
+        TITLES.get(method, method),
+        f"{mean([r.parameters[-1] for r in runs]):,.0f}",
+        size(mean([r.overhead[-1]["training"] for r in runs])),
+        size(mean([r.overhead[-1]["inference"] for r in runs])),
+        f"{mean([sum(r.epochs) for r in runs]):.0f}",
+        f"{mean([sum(r.seconds) for r in runs]):.1f}",
+        f"{mean(kept):g} of {len(runs[0].tasks)} tasks",
+        signed(mean(transfers)) if transfers else "–",
+    )
+
+
+def size(bits: float) -> str:
+    """Bits as bytes that people read."""
+    value, unit = bits / 8, "B"
+    for larger in ("kB", "MB", "GB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,155 @@
+"""Small parts that the tests of experiments share; TOML names them as `tests.experiments.helpers:...`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from zeroforget.data import Scenario, Split, Task
+from zeroforget.experiments.results import Results
+from zeroforget.methods import Method
+from zeroforget.methods.base import Overhead, TaskSpec, bits
+from zeroforget.training import FitLog
+
+
+def tiny_net(shape: tuple[int, int, int], *, width: int = 8) -> nn.Module:
+    """A few hundred weights, with dropout so that noise must be resumed too."""
+    pixels = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, width), nn.ReLU(), nn.Dropout(0.2))
+
+
+def three_digits(*, tasks: int = 3, images: int = 60) -> Scenario:
+    """Pairs of scikit-learn's digits: 0 and 1, 2 and 3, ..., a few images each."""
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels)
+    made = []
+    for first in range(0, 2 * tasks, 2):
+        rows = ((y == first) | (y == first + 1)).nonzero().squeeze(1)
+        parts = [Split(x[part], y[part] - first) for part in rows[: 3 * images].split(images)]
+        made.append(Task(f"digits-{first}", (str(first), str(first + 1)), *parts))
+    return Scenario("three", (1, 8, 8), tuple(made))
+
+
+class Pulled(Method):
+    """Stays near where the last task ended; keeps an anchor as a buffer, and trains in two phases."""
+
+    tradeoff = "strength"
+
+    def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 1.0, second: bool = True) -> None:
+        super().__init__(net, example)
+        self.strength = strength
+        self.second = second
+        for index, parameter in enumerate(self.net.parameters()):
+            self.register_buffer(f"anchor{index}", parameter.detach().clone())
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Cross-entropy and a pull."""
+        loss = super().loss(x, y, task)
+        if task:
+            pairs = zip(self.net.parameters(), self._anchors(), strict=True)
+            loss = loss + self.strength * sum((p - a).square().sum() for p, a in pairs)
+        return loss
+
+    def train_task(self, task: Task, fit: object) -> FitLog:
+        """Train, then train again at a tenth of the rate."""
+        log: FitLog = super().train_task(task, fit)  # type: ignore[arg-type]
+        if self.second:
+            log.notes["second"] = fit(self, task, len(self.specs) - 1, lr=fit.regime.lr / 10).to_dict()  # type: ignore
+        return log
+
+    def end_task(self, task: Task, fit: object) -> None:
+        """A new anchor."""
+        with torch.no_grad():
+            for parameter, anchor in zip(self.net.parameters(), self._anchors(), strict=True):
+                anchor.copy_(parameter)
+
+    def _anchors(self) -> Iterator[Tensor]:
+        for index, _ in enumerate(self.net.parameters()):
+            yield self.get_buffer(f"anchor{index}")
+
+    def overhead(self) -> Overhead:
+        """The anchor."""
+        return Overhead(training=bits(*self._anchors()))
+
+
+class Exploding(Method):
+    """Diverges on the second task."""
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Infinite from the second task on."""
+        return super().loss(x, y, task) * (float("inf") if task else 1.0)
+
+
+class Widening(Method):
+    """Gets one extra vector a task, longer each time by `more`, so that add_task alone cannot rebuild it."""
+
+    def __init__(self, net: nn.Module, example: Tensor, *, more: int = 1) -> None:
+        super().__init__(net, example)
+        self.more = more
+        self.lengths: list[int] = []
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """One vector more."""
+        super().add_task(spec)
+        self._add(len(self.specs) * self.more)
+
+    def _add(self, length: int) -> None:
+        self.lengths.append(length)
+        self.register_buffer(f"extra{len(self.lengths)}", torch.full((length,), float(length)))
+
+
+TOML = """
+name = "short"
+scenario = {{ name = "tests.experiments.helpers:three_digits", tasks = {tasks}, images = 60 }}
+network = {{ name = "tests.experiments.helpers:tiny_net", width = 8 }}
+seeds = [0]
+
+[methods.finetuning]
+
+[methods.pulled]
+method = "tests.experiments.helpers:Pulled"
+strength = 0.1
+
+[regime]
+epochs = {epochs}
+lr = 0.1
+batch_size = 16
+options = {{ momentum = 0.9 }}
+"""
+
+
+def write_toml(folder: Path, *, tasks: int = 3, epochs: int = 3, more: str = "") -> Path:
+    """A short experiment as a file."""
+    path = folder / "short.toml"
+    path.write_text(TOML.format(tasks=tasks, epochs=epochs) + more)
+    return path
+
+
+def results(
+    method: str = "finetuning",
+    seed: int = 0,
+    accuracy: list[list[float]] | None = None,
+    scenario: str = "digits/5",
+) -> Results:
+    """Results made by hand."""
+    accuracy = accuracy or [[1.0], [0.5, 0.75]]
+    count = len(accuracy)
+    return Results(
+        scenario=scenario,
+        network="small",
+        method=method,
+        options={},
+        regime={},
+        seed=seed,
+        tasks=[{"name": f"t{k + 1}", "classes": 2} for k in range(count)],
+        accuracy=accuracy,
+        logs=[FitLog().to_dict() for _ in range(count)],
+        seconds=[1.0] * count,
+        parameters=[10] * count,
+        overhead=[{"training": 0, "inference": 0}] * count,
+        unchanged=[True] * count,
+    )
