@@ -1,4 +1,4 @@
-"""How much to grow: shares of the full network turned into features, and the paper's rule for choosing among growths."""
+"""How much to grow: shares of the full network turned into features, and the paper's rule for choosing a growth."""
 
 from __future__ import annotations
 

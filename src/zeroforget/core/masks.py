@@ -1,4 +1,4 @@
-"""The paper's masks, all of them views of births: three states a feature, and the weights that each equation selects."""
+"""The paper's masks, all of them views of births: three states a feature, and the weights each equation selects."""
 
 from __future__ import annotations
 

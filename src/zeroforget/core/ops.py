@@ -1,7 +1,7 @@
 """Linear and convolution whose backward computes the newborn blocks of the weight gradient and nothing else.
 
-Forward uses the whole weight at once. Of the weight W[out, in] the newborn part is an L: the rows of new outputs and, for
-old outputs, the columns of new inputs (equation 6). The frozen block never gets a gradient, not even a temporary one.
+Forward uses the whole weight at once. Of the weight W[out, in] the newborn part is an L: the rows of new outputs and,
+for old outputs, the columns of new inputs (equation 6). The frozen block never gets a gradient, not even for a moment.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Geometry:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The type that automatic mixed precision asks for, if it is on. Backward runs outside of it, so we cast by hand."""
+    """The type that mixed precision asks for, if it is on. Backward runs outside of it, so we cast by hand."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def _cast(dtype: torch.dtype | None, *tensors: Tensor | None) -> list[Tensor | None]:
-    return [t if t is None or dtype is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors]
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
 class _Grown(torch.autograd.Function):
@@ -64,23 +64,24 @@ class _Grown(torch.autograd.Function):
         ctx.input_dtype = x.dtype
         ctx.block, ctx.geometry = block, geometry
         ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, shift)]
-        cast_x, cast_weight, cast_bias = _cast(autocast_dtype(x), x, weight, bias)
-        assert cast_x is not None and cast_weight is not None
+        dtype = autocast_dtype(x)
+        x, weight = _cast(x, dtype), _cast(weight, dtype)
+        bias = None if bias is None else _cast(bias, dtype)
+        grouped = geometry is not None and geometry.groups > 1
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
-        if rows is not None or (geometry is not None and geometry.groups > 1 and cols is not None):
-            kept = cast_x
-        else:
-            kept = None if cols is None else block.new_in.take(cast_x, _channel_dim(cast_x, geometry)).contiguous()
-        ctx.whole = kept is cast_x
-        ctx.shape = cast_x.shape
+        ctx.whole = rows is not None or grouped
+        kept = x if ctx.whole else None
+        if cols is not None and not ctx.whole:
+            kept = block.new_in.take(x, _channel_dim(x, geometry)).contiguous()
+        ctx.shape = x.shape
         # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
-        ctx.save_for_backward(kept, cast_weight, rows, cols, shift)
-        return _apply(cast_x, cast_weight, cast_bias, geometry)
+        ctx.save_for_backward(kept, weight, rows, cols, shift)
+        return _apply(x, weight, bias, geometry)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, rows, cols, shift = ctx.saved_tensors
+        x, weight, *_ = ctx.saved_tensors
         block, geometry = ctx.block, ctx.geometry
         need_x, need_rows, need_cols, need_shift = ctx.needs_input_grad[:4]
         grad_x = grad_rows = grad_cols = grad_shift = None
@@ -112,7 +113,7 @@ def grown_linear(
     block: Block,
 ) -> Tensor:
     """x W^T + b over the last dimension; gradients go to x and the newborn parts."""
-    out: Tensor = _Grown.apply(x, rows, cols, shift, weight, bias, block, None)
+    out: Tensor = _Grown.apply(x, rows, cols, shift, weight, bias, block, None)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -127,7 +128,7 @@ def grown_convolution(
     geometry: Geometry,
 ) -> Tensor:
     """Convolution in one, two or three dimensions; gradients go to x and the newborn parts."""
-    out: Tensor = _Grown.apply(x, rows, cols, shift, weight, bias, block, geometry)
+    out: Tensor = _Grown.apply(x, rows, cols, shift, weight, bias, block, geometry)  # type: ignore[no-untyped-call]
     return out
 
 

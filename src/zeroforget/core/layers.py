@@ -1,0 +1,225 @@
+"""The layers of a network that grows: linear and convolution with newborn parts, and what belongs to one task alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.core.births import Places, select
+from zeroforget.core.labels import Label, births_of
+from zeroforget.core.ops import Geometry, grown_convolution, grown_linear
+from zeroforget.core.tensors import GrowingTensor
+
+Births = Mapping[str, Tensor]
+
+
+def seal(module: nn.Module) -> None:
+    """Turn a module's parameters into buffers: it works as before, but no optimizer can find it."""
+    for part in module.modules():
+        for name, parameter in list(part._parameters.items()):
+            del part._parameters[name]
+            part.register_buffer(name, None if parameter is None else parameter.detach().clone())
+
+
+def unseal(module: nn.Module, like: nn.Module) -> None:
+    """Undo `seal`: what is a parameter in `like` is one again."""
+    for part, model in zip(module.modules(), like.modules(), strict=True):
+        for name in model._parameters:
+            value = part._buffers.pop(name)
+            part.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
+
+
+class FeatureNorm(nn.Module):
+    """One task's feature normalization: scale and shift of the features it covers (equation 7)."""
+
+    def __init__(self, covered: Places, like: Tensor) -> None:
+        super().__init__()
+        self.covered = covered
+        self.scale = nn.Parameter(like.new_ones(len(covered)))
+        self.shift = nn.Parameter(like.new_zeros(len(covered)))
+
+    def vectors(self, features: int) -> tuple[Tensor, Tensor]:
+        """Scale and shift for all features of the layer: identity where none is covered."""
+        rest = features - len(self.covered)
+        if self.covered.start == 0:
+            ones, zeros = self.scale.new_ones(rest), self.shift.new_zeros(rest)
+            return torch.cat([self.scale, ones]), torch.cat([self.shift, zeros])
+        index = self.covered.index.to(self.scale.device)
+        scale = self.scale.new_ones(features).index_copy(0, index, self.scale)
+        return scale, self.shift.new_zeros(features).index_copy(0, index, self.shift)
+
+
+class GrowingLayer(nn.Module):
+    """A linear or convolution layer whose weight grows, with feature normalization of its output for each task."""
+
+    def __init__(self, plain: nn.Module, weight: GrowingTensor, bias: GrowingTensor | None, fn: str) -> None:
+        super().__init__()
+        self.grown = weight
+        self.grown_bias = bias
+        self.fn = fn
+        self.norms = nn.ModuleList()
+        self.groups: Label = 1
+        self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole weight, for code that reads it directly."""
+        return self.grown.whole()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The whole bias."""
+        return None if self.grown_bias is None else self.grown_bias.whole()
+
+    def add_task(self, births: Births, task: int) -> None:
+        """A feature normalization for the newest task; its tensors have already grown."""
+        for norm in self.norms:
+            if norm._parameters:
+                seal(norm)
+        out = births_of(self.grown.labels[0], births)
+        covered = {"none": out < 0, "reused": out < task, "all": out <= task}[self.fn]
+        self.norms.append(FeatureNorm(Places.where(covered), self.grown.value))
+
+    def drop_task(self) -> None:
+        """Forget the newest task's feature normalization; the one before is open again."""
+        like = self.norms[-1]
+        del self.norms[-1]
+        unseal(self.norms[-1], like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The newest task's output, differentiable in its newborn parts."""
+        weight, bias = self.grown, self.grown_bias
+        weight.sync()
+        if bias is not None:
+            bias.sync()
+        shift, values = (None, None) if bias is None else (bias.rows, bias.value)
+        args = (weight.rows, weight.cols, shift, weight.value, values, weight.block)
+        if self._numbers is None:
+            return self._normalize(grown_linear(x, *args), -1)
+        x, geometry = self._geometry(x)
+        return self._normalize(grown_convolution(x, *args, geometry), 1)
+
+    def _normalize(self, y: Tensor, dim: int) -> Tensor:
+        norm = self.norms[-1]
+        assert isinstance(norm, FeatureNorm)
+        if not len(norm.covered):
+            return y
+        scale, shift = norm.vectors(y.shape[dim])
+        shape = [1] * y.dim()
+        shape[dim] = -1
+        return y * scale.to(y.dtype).view(shape) + shift.to(y.dtype).view(shape)  # eq. (7)
+
+    def _geometry(self, x: Tensor) -> tuple[Tensor, Geometry]:
+        """The convolution's numbers; padding that is not plain zeros on both sides is done here."""
+        assert self._numbers is not None
+        numbers: dict[str, Any] = self._numbers
+        padding = numbers["padding"]
+        if isinstance(padding, str) or numbers["padding_mode"] != "zeros":
+            mode = "constant" if numbers["padding_mode"] == "zeros" else numbers["padding_mode"]
+            x = F.pad(x, numbers["_reversed_padding_repeated_twice"], mode=mode)
+            padding = (0,) * len(numbers["stride"])
+        each = self.grown.value.shape[1]
+        groups = 1 if numbers["groups"] == 1 else x.shape[1] // each
+        return x, Geometry(numbers["stride"], padding, numbers["dilation"], groups)
+
+    def dense(self, task: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a task's own plain layer, its feature normalization folded in."""
+        weight = self.grown.at(task)
+        bias = None if self.grown_bias is None else self.grown_bias.at(task)
+        norm = self.norms[task]
+        assert isinstance(norm, FeatureNorm)
+        if not len(norm.covered):
+            return weight, bias
+        with torch.no_grad():
+            scale, shift = norm.vectors(weight.shape[0])
+            folded = weight * scale.view(-1, *[1] * (weight.dim() - 1))
+            return folded, shift.clone() if bias is None else bias * scale + shift
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONV_NUMBERS = ("stride", "padding", "dilation", "groups", "padding_mode", "_reversed_padding_repeated_twice")
+
+
+class GrowingNorm(nn.Module):
+    """A normalization layer, one for each task: affine parameters and statistics are that task's alone."""
+
+    def __init__(self, plain: nn.Module, labels: Mapping[str, tuple[Label, ...]]) -> None:
+        super().__init__()
+        self.labels = dict(labels)
+        self.tasks = nn.ModuleList()
+        self._model = [copy.deepcopy(plain)]  # in a list, so that it is not a submodule
+
+    def add_task(self, births: Births, task: int, numbers: Mapping[str, Any]) -> None:
+        """Start as the task before was (the first one as the network was given); new features at the identity."""
+        before = self.tasks[-1] if len(self.tasks) else None
+        if before is None:
+            source, keep = dict(_tensors(self._model[0])), 0
+        else:
+            source, keep = dict(_tensors(before)), task - 1
+            seal(before)
+        new = copy.deepcopy(self._model[0])
+        for name, labels in self.labels.items():
+            where = [births_of(label, births) for label in labels]
+            value = source[name]
+            if before is None:
+                value = select(value, [(d, b <= 0) for d, b in enumerate(where)])
+            elif name == "num_batches_tracked":
+                value = torch.zeros_like(value)
+            else:
+                value = _widen(value, where, keep, 1.0 if name in {"weight", "running_var"} else 0.0)
+            _assign(new, name, value)
+        for attribute, number in numbers.items():
+            setattr(new, attribute, number)
+        self._model[0].to("meta")  # only its shape of a module is needed from now on
+        self.tasks.append(new.train(self.training))
+
+    def drop_task(self) -> None:
+        """Forget the newest task's normalization; the one before is open again."""
+        like = self.tasks[-1]
+        del self.tasks[-1]
+        unseal(self.tasks[-1], like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize as the newest task does."""
+        out: Tensor = self.tasks[-1](x)
+        return out
+
+    def dense(self, task: int) -> nn.Module:
+        """A plain copy of one task's layer."""
+        plain = copy.deepcopy(self.tasks[task])
+        for name in self._model[0]._parameters:
+            if name in plain._buffers:
+                value = plain._buffers.pop(name)
+                plain.register_parameter(name, None if value is None else nn.Parameter(value))
+        return plain
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _assign(module: nn.Module, name: str, value: Tensor) -> None:
+    if name in module._parameters:
+        module._parameters[name] = nn.Parameter(value)
+    else:
+        module._buffers[name] = value
+
+
+def _widen(value: Tensor, births: list[Tensor], keep: int, fill: float) -> Tensor:
+    """The value with room for new features, which hold `fill`."""
+    value = value.detach()
+    if not births:
+        return value.clone()
+    for dim, where in enumerate(births):
+        old = Places.where(where <= keep)
+        shape = list(value.shape)
+        shape[dim] = len(where)
+        wider = value.new_full(shape, fill)
+        old.put(wider, dim, value)
+        value = wider
+    return value

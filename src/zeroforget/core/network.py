@@ -1,0 +1,486 @@
+"""A network that grows a task at a time and cannot forget."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core import masks as _masks
+from zeroforget.core.axes import Axes
+from zeroforget.core.dense import is_layer, is_norm, numbers, set_tensor
+from zeroforget.core.growth import Room
+from zeroforget.core.labels import Concat, Label, Named, Product, births_of
+from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, unseal
+from zeroforget.core.tensors import GrowingTensor
+
+_CACHED = 4  # dense networks kept for `forward`, the latest used
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """How a task came to be: the arguments of its `add_task`. Replayed in order they rebuild the structure."""
+
+    name: str
+    classes: int
+    growth: float | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class GrowthOverhead:
+    """Bits that zero forgetting costs beside the network and its heads."""
+
+    masks: int
+    """Two bits for each feature and task, in whole bytes for each axis."""
+    feature_norms: int
+    """Two floats for each normalized feature and task."""
+    norms: int
+    """Normalization layers' affine parameters and statistics, for each task after the first."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.masks + self.feature_norms + self.norms
+
+
+class GrowingNetwork(nn.Module):
+    """A feature extractor with a head for each task. Make one with `zeroforget.grow`.
+
+    Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
+    anything older. Tasks are known by name or by number, counted from 0.
+    """
+
+    def __init__(
+        self, net: nn.Module, axes: Axes, shape: tuple[int, ...], room: Room, start: float, fn: str, bridge: str
+    ):
+        super().__init__()
+        self.axes = axes
+        self.shape = shape
+        self.room = room
+        self.start = start
+        self.fn = fn
+        self.bridge = bridge
+        self.history: list[TaskRecord] = []
+        self._births: dict[str, Tensor] = {axis: torch.zeros(0, dtype=torch.int64) for axis in axes.sizes}
+        self._shares: list[dict[str, float]] = []
+        self._cache: OrderedDict[int, nn.Module] = OrderedDict()
+        self.heads = nn.ModuleList()
+        self.loose = nn.ModuleDict()
+        self.extras = nn.ModuleList()
+        # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
+        self._skeleton = (copy.deepcopy(net).to("meta"),)
+        self.body = self._convert(net)
+        self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
+
+    # What there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks, in order."""
+        return tuple(record.name for record in self.history)
+
+    @property
+    def births(self) -> dict[str, Tensor]:
+        """Axis → the task that each of its features was born with."""
+        return {axis: births.clone() for axis, births in self._births.items()}
+
+    def widths(self, task: str | int | None = None) -> dict[str, int]:
+        """Axis → how many features a task (the newest by default) uses."""
+        if not self.history:
+            return dict.fromkeys(self._births, 0)
+        number = len(self.history) - 1 if task is None else self.number(task)
+        return {axis: int((births <= number).sum()) for axis, births in self._births.items()}
+
+    def masks(self, task: str | int) -> dict[str, Tensor]:
+        """Axis → the ternary mask of a task: 0 masked, 1 forward only, 2 normal (`State` names them)."""
+        number = self.number(task)
+        return {axis: _masks.states(births, number) for axis, births in self._births.items()}
+
+    def number(self, task: str | int) -> int:
+        """A task's number, counted from 0."""
+        if isinstance(task, str) and task in self.tasks:
+            return self.tasks.index(task)
+        if isinstance(task, int) and not isinstance(task, bool) and 0 <= task < len(self.history):
+            return task
+        known = ", ".join(f"{i}: '{name}'" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
+        raise ValueError(f"no task {task!r}; there are {known}")
+
+    def left(self) -> float:
+        """How much this network may still grow, as a share of the full width or weights (its unit)."""
+        return self.room.left(self._shares[-1]) if self.history else self.start
+
+    def overhead(self, task: str | int | None = None) -> GrowthOverhead:
+        """The cost of zero forgetting: of one task, or of all."""
+        chosen = range(len(self.history)) if task is None else [self.number(task)]
+        mask_bits = sum(8 * -(-len(births) // 4) for births in self._births.values())
+        layers = [m for m in self.body.modules() if isinstance(m, GrowingLayer)]
+        norms = [m for m in self.body.modules() if isinstance(m, GrowingNorm)]
+        return GrowthOverhead(
+            masks=mask_bits * len(chosen),
+            feature_norms=sum(_bits(layer.norms[k]) for layer in layers for k in chosen),
+            norms=sum(_bits(norm.tasks[k]) for norm in norms for k in chosen if k > 0),
+        )
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def add_task(self, name: str, classes: int, growth: float | Mapping[str, int] | None = None) -> None:
+        """Make room for a task; from now on the network trains what is born with it and nothing else.
+
+        The first task begins with the network's `start`; later ones add `growth`, a share of the full width of every
+        axis, or a number of features for the axes named. 0 (the default) adds none: the task then learns its head and
+        its normalization.
+        """
+        task = len(self.history)
+        shares, widths = self._plan(name, classes, growth)
+        given: float | Mapping[str, int] = growth if growth is not None else self.start if task == 0 else 0.0
+        for axis, width in widths.items():
+            old = self._births[axis]
+            self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])
+        for tensor in self._tensors():
+            if task == 0:
+                tensor.begin(self._births)
+            else:
+                tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
+        self._remember_buffers()
+        for path, module in self.body.named_modules():
+            if isinstance(module, GrowingLayer):
+                module.add_task(self._births, task)
+            elif isinstance(module, GrowingNorm):
+                module.add_task(self._births, task, self._numbers(path, module._model[0], task))
+        if task > 0:
+            seal(self.heads[-1])
+        self.history.append(TaskRecord(name, classes, given))
+        self._shares.append(shares)
+        self.heads.append(self._new_head(classes))
+
+    def drop_task(self) -> None:
+        """Take back the newest task: the network is as it was before its `add_task`, bit for bit."""
+        if not self.history:
+            raise ValueError("there is no task to drop")
+        if len(self.history) == 1:
+            raise ValueError("the first task cannot be dropped: it is what the network is made of; grow a new one")
+        task = len(self.history) - 1
+        like = self.heads[-1]
+        del self.heads[-1]
+        unseal(self.heads[-1], like)
+        for module in self.body.modules():
+            if isinstance(module, (GrowingLayer, GrowingNorm)):
+                module.drop_task()
+        for tensor in self._tensors():
+            tensor.shrink()
+        self._births = {axis: births[births < task] for axis, births in self._births.items()}
+        self._restore_buffers()
+        self.history.pop()
+        self._shares.pop()
+        self._cache.clear()
+
+    def newborn(self, task: str | int | None = None) -> Iterator[nn.Parameter]:
+        """All that the newest task trains, and nothing else.
+
+        Equation 5 would also let an earlier task train its own weights again; this refuses, because later tasks read
+        those weights and would change with them.
+        """
+        if not self.history:
+            raise ValueError("there is no task yet; call add_task first")
+        if task is not None and (number := self.number(task)) < len(self.history) - 1:
+            later = ", ".join(f"'{n}'" for n in self.tasks[number + 1 :])
+            raise ValueError(
+                f"task '{self.tasks[number]}' is finished: its features are read by {later}, which would change if it "
+                "were trained again. Add a new task for the new data, or drop the later ones first"
+            )
+        yield from self.parameters()
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, task: str | int) -> Tensor:
+        """A task's logits.
+
+        In training mode the newest task runs with gradients for its newborn parts. Everything else goes through
+        `dense(task)`, so it is bit-equal to it; earlier tasks always do.
+        """
+        number = self.number(task)
+        newest = number == len(self.history) - 1
+        try:
+            if newest and self.training:
+                out = self._learning(x)
+            elif newest:
+                out = self.dense(number)(x)
+            else:
+                out = self._cached(number)(x)
+        except RuntimeError as error:
+            if tuple(x.shape[1:]) != self.shape:
+                expected = ", ".join(map(str, ("batch", *self.shape)))
+                raise ValueError(
+                    f"input of shape {tuple(x.shape)} does not fit; the network takes ({expected})"
+                ) from error
+            raise
+        return out
+
+    def _learning(self, x: Tensor) -> Tensor:
+        self._inject()
+        try:
+            out: Tensor = self.heads[-1](self.body(x))
+        finally:
+            self._withdraw()
+        return out
+
+    @torch.no_grad()
+    def dense(self, task: str | int) -> nn.Module:
+        """A task's own network: plain layers of its widths, normalization folded in, frozen, in eval mode.
+
+        It shares nothing with this one. What it answers today it answers for ever.
+        """
+        number = self.number(task)
+        features = copy.deepcopy(self._skeleton[0])
+        made: dict[int, nn.Module] = {}
+        for path, module in list(features.named_modules(remove_duplicate=False)):
+            if id(module) not in made:
+                made[id(module)] = self._plain(module, path, number)
+            if made[id(module)] is not module:
+                features = _replace(features, path, made[id(module)])
+        head = copy.deepcopy(self.heads[number])
+        for name in ("weight", "bias"):
+            value = getattr(head, name)
+            head._buffers.pop(name, None)
+            head.register_parameter(name, nn.Parameter(value.detach().clone()))
+        return nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
+
+    # Inside ----------------------------------------------------------------------------------------------------
+
+    def _plan(
+        self, name: str, classes: int, growth: float | Mapping[str, int] | None
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """The shares and widths after adding a task; every mistake is found here, before anything changes."""
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a task needs a name, not {name!r}")
+        if name in self.tasks:
+            raise ValueError(f"there is a task '{name}' already; choose another name")
+        if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
+            raise ValueError(f"a task needs at least 2 classes, not {classes!r}")
+        first = not self.history
+        shares = dict.fromkeys(self._births, 0.0) if first else self._shares[-1]
+        if isinstance(growth, Mapping):
+            return self._plan_axes(shares, growth)
+        wanted = growth if growth is not None else self.start if first else 0.0
+        if not wanted >= 0 or wanted == float("inf"):
+            raise ValueError(f"growth is a share of the full network, 0 or more, not {wanted}")
+        left = self.room.left(shares)
+        if wanted > left + 1e-6:
+            raise ValueError(
+                f"a growth of {wanted:g} is beyond the limit: {max(left, 0):.4g} is left. Grow by at most "
+                f"net.left(), or pass a larger limit to grow()"
+            )
+        shares = self.room.grow(shares, wanted)
+        widths = {a: max(self.room.width(a, s), len(self._births[a])) for a, s in shares.items()}
+        if wanted == 0:
+            widths = {a: max(1, len(b)) for a, b in self._births.items()}
+        return shares, widths
+
+    def _plan_axes(
+        self, shares: Mapping[str, float], growth: Mapping[str, int]
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        widths = {axis: len(births) for axis, births in self._births.items()}
+        after = dict(shares)
+        for axis, count in growth.items():
+            if axis not in widths:
+                raise ValueError(f"no axis '{axis}' to grow; there are {', '.join(widths)}")
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError(f"axis '{axis}' grows by a whole number of features, 0 or more, not {count!r}")
+            widths[axis] += count
+            most = self.room.most(axis)
+            if most is not None and widths[axis] > most:
+                raise ValueError(
+                    f"axis '{axis}' may have {most} features and has {widths[axis] - count}; it cannot grow by {count}"
+                )
+            after[axis] += count / self.room.full[axis]
+        if empty := [axis for axis, width in widths.items() if width == 0]:
+            raise ValueError(f"the first task must give every axis at least one feature; {empty[0]} has none")
+        return after, widths
+
+    def _convert(self, net: nn.Module) -> nn.Module:
+        """The live network: a copy of the plain one with its layers, norms and loose parameters replaced."""
+        body = copy.deepcopy(net)
+        tensors: dict[int, GrowingTensor] = {}
+        made: dict[int, nn.Module] = {}
+
+        def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
+            if id(parameter) not in tensors:  # tied parameters grow as one
+                full = f"{path}.{name}" if path else name
+                tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full])
+            return tensors[id(parameter)]
+
+        for path, module in list(body.named_modules(remove_duplicate=False)):
+            if id(module) not in made:
+                own = {n: p for n, p in module._parameters.items() if p is not None}
+                if is_layer(module):
+                    bias = growing(path, "bias", own["bias"]) if "bias" in own else None
+                    fn = "none" if path in self.axes.normalized or path not in self.axes.layers else self.fn
+                    made[id(module)] = GrowingLayer(module, growing(path, "weight", own["weight"]), bias, fn)
+                elif is_norm(module):
+                    prefix = f"{path}." if path else ""
+                    names = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
+                    made[id(module)] = GrowingNorm(module, {n: self.axes.tensors[prefix + n] for n in names})
+                else:
+                    made[id(module)] = module
+                    for name, parameter in own.items():
+                        self.loose[_key(path, name)] = growing(path, name, parameter)
+                        del module._parameters[name]
+            if made[id(module)] is not module:
+                body = _replace(body, path, made[id(module)])
+        return body
+
+    def _tensors(self) -> Iterator[GrowingTensor]:
+        for module in self.modules():
+            if isinstance(module, GrowingTensor):
+                yield module
+
+    def _numbers(self, path: str, module: nn.Module, task: int) -> dict[str, Any]:
+        """The sizes that the module at `path` remembers for a task."""
+        births = {axis: b[b <= task] for axis, b in self._births.items()}
+        prefix = f"{path}." if path else ""
+        own = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
+        shapes = {
+            n: tuple(len(births_of(label, births)) for label in self.axes.tensors[prefix + n])
+            for n in own
+            if prefix + n in self.axes.tensors
+        }
+        told = {
+            attribute: tuple(len(births_of(label, births)) for label in labels)
+            for (where, attribute), labels in self.axes.attributes.items()
+            if where == path
+        }
+        return numbers(module, shapes, told)
+
+    def _inject(self) -> None:
+        """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts."""
+        for key, tensor in self.loose.items():
+            assert isinstance(tensor, GrowingTensor)
+            path, _, name = key.rpartition("/")
+            self.body.get_submodule(path.replace("/", ".")).__dict__[name] = tensor.whole()
+
+    def _withdraw(self) -> None:
+        for key in self.loose:
+            path, _, name = key.rpartition("/")
+            self.body.get_submodule(path.replace("/", ".")).__dict__.pop(name, None)
+
+    def _plain(self, module: nn.Module, path: str, task: int) -> nn.Module:
+        """A task's own version of a module of the skeleton: changed in place, or another one for a normalization."""
+        live = self.body.get_submodule(path)
+        if isinstance(live, GrowingNorm):
+            return live.dense(task)
+        if isinstance(live, GrowingLayer):
+            weight, bias = live.dense(task)
+            set_tensor(module, "weight", weight)
+            if bias is not None:
+                set_tensor(module, "bias", bias)
+        else:
+            for name in list(module._parameters):
+                if _key(path, name) in self.loose:
+                    tensor = self.loose[_key(path, name)]
+                    assert isinstance(tensor, GrowingTensor)
+                    set_tensor(module, name, tensor.at(task))
+            kept = self.extras[task] if task < len(self.extras) else None
+            for name, buffer in live._buffers.items():
+                if buffer is not None:
+                    value = buffer if kept is None else kept.get_buffer(_key(path, name))
+                    set_tensor(module, name, value.clone())
+        for attribute, value in self._numbers(path, module, task).items():
+            setattr(module, attribute, value)
+        return module
+
+    def _plain_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers of the user's own modules, such as running averages that are no normalization layer's."""
+        ours = (GrowingTensor, GrowingLayer, GrowingNorm)
+        inside = {id(part) for m in self.body.modules() if isinstance(m, ours) for part in m.modules()}
+        for path, module in self.body.named_modules():
+            if id(module) not in inside:
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        yield _key(path, name), buffer
+
+    def _remember_buffers(self) -> None:
+        """Keep the buffers as the task that ends leaves them: a later task may change them."""
+        if self.history:
+            kept = nn.Module()
+            for key, buffer in self._plain_buffers():
+                kept.register_buffer(key, buffer.detach().clone())
+            self.extras.append(kept)
+
+    def _restore_buffers(self) -> None:
+        kept = self.extras[-1]
+        for key, buffer in self._plain_buffers():
+            buffer.copy_(kept.get_buffer(key))
+        del self.extras[-1]
+
+    def _new_head(self, classes: int) -> nn.Linear:
+        width = len(births_of(self.axes.output, self._births))
+        like = next(self._tensors()).value
+        return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
+
+    def _cached(self, number: int) -> nn.Module:
+        dense = self._cache.pop(number, None) or self.dense(number)
+        self._cache[number] = dense
+        while len(self._cache) > _CACHED:
+            self._cache.popitem(last=False)
+        return dense
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GrowingNetwork:
+        self._cache.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cache": OrderedDict()}
+
+
+def count_weights(axes: Axes, names: list[str], widths: Mapping[str, float]) -> float:
+    """How many weights these parameters have at these widths."""
+
+    def size(label: Label) -> float:
+        match label:
+            case int():
+                return label
+            case Named(name):
+                return widths[name]
+            case Concat(parts):
+                return sum(size(p) for p in parts)
+            case Product(factors):
+                out = 1.0
+                for factor in factors:
+                    out *= size(factor)
+                return out
+
+    total = 0.0
+    for name in names:
+        one = 1.0
+        for label in axes.tensors[name]:
+            one *= size(label)
+        total += one
+    return total
+
+
+def _forget_cache(module: nn.Module, _keys: Any) -> None:
+    assert isinstance(module, GrowingNetwork)
+    module._cache.clear()
+
+
+def _bits(module: nn.Module) -> int:
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(t.numel() * t.element_size() * 8 for t in tensors if t.is_floating_point())
+
+
+def _key(path: str, name: str) -> str:
+    return (f"{path}.{name}" if path else name).replace(".", "/")
+
+
+def _replace(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
+    if not path:
+        return new
+    parent, _, child = path.rpartition(".")
+    setattr(root.get_submodule(parent), child, new)
+    return root

@@ -1,0 +1,176 @@
+"""A parameter that grows: frozen values in a buffer, newborn ones in parameters of their own.
+
+Only the newborn parts are `nn.Parameter`s, so no optimizer can reach anything older, whatever its weight decay or
+momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.births import Places, select
+from zeroforget.core.labels import Label, axis_names, births_of
+from zeroforget.core.ops import Block
+
+
+class GrowingTensor(nn.Module):
+    """One parameter of a network, wide enough for the newest task.
+
+    Two of its dimensions at most grow: `row` and `col` (of a weight: outputs and inputs). The newborn part is then an
+    L: `rows`, new along `row`; and `cols`, old along `row` but new along `col`.
+    """
+
+    value: Tensor
+    rows: nn.Parameter | None
+    cols: nn.Parameter | None
+
+    def __init__(self, initial: Tensor, labels: tuple[Label, ...]) -> None:
+        super().__init__()
+        self.labels = labels or (1,)
+        self.scalar = not labels
+        growing = [d for d, label in enumerate(self.labels) if any(axis_names(label))]
+        if len(growing) > 2:
+            raise ValueError(f"a parameter of shape {tuple(initial.shape)} grows along more than two dimensions")
+        others = [d for d in growing if d != 0]
+        self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (0, others[0] if others else -1)
+        self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
+        self.register_parameter("rows", None)
+        self.register_parameter("cols", None)
+        # What fresh values look like: the spread of the network as it was given, for its number of inputs.
+        self.spread = float(self.value.double().std(correction=0)) if self.value.numel() > 1 else 0.0
+        self.center = float(self.value.double().mean())
+        self.full_inputs = self._inputs()
+        self.task = -1
+        self._row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
+        self._col_births = self._no_births()
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def begin(self, births: Mapping[str, Tensor]) -> None:
+        """The first task: of the values that were given, keep those of features that exist (birth 0).
+
+        Fewer inputs want larger weights, as a fresh network of this width would have.
+        """
+        before = self._inputs()
+        dims = [(d, births_of(label, births) <= 0) for d, label in enumerate(self.labels)]
+        self.value = select(self.value, dims)
+        if before != self._inputs():
+            self.value *= math.sqrt(before / self._inputs())
+        self._open(0, *self._births_along(births, 0))
+
+    def grow(self, births: Mapping[str, Tensor], task: int, *, bridge: float) -> None:
+        """Make room for what is born with `task`. New features start fresh; what old features read of them starts at
+        `bridge` times a fresh value (0: old features compute what they did)."""
+        self.close()
+        rows, cols = self._births_along(births, task)
+        old = self.value
+        shape = list(old.shape)
+        shape[self.row] = len(rows)
+        if self.col >= 0:
+            shape[self.col] = len(cols)
+        value = old.new_empty(shape)
+        self.value = value
+        self._fill(value)
+        if self.col >= 0 and bridge != 1:
+            kept = Places.where(rows < task)
+            kept.put(value, self.row, kept.take(value, self.row) * bridge)
+        self._place(old, rows < task, cols < task)
+        self._open(task, rows, cols)
+
+    def shrink(self) -> None:
+        """Take back what was born with the newest task; the one before is open again."""
+        task = self.task - 1
+        self.value = self.at(task).reshape_as(self.value) if self.scalar else self.at(task)
+        rows, cols = self._row_births, self._col_births
+        self._open(task, rows[rows <= task], cols[cols <= task])
+
+    def close(self) -> None:
+        """Write the newborn values down; nothing of this tensor is a parameter any more."""
+        self.sync()
+        self.rows, self.cols = None, None
+
+    def _births_along(self, births: Mapping[str, Tensor], task: int) -> tuple[Tensor, Tensor]:
+        rows = births_of(self.labels[self.row], births)
+        cols = births_of(self.labels[self.col], births) if self.col >= 0 else self._no_births()
+        return rows[rows <= task], cols[cols <= task]
+
+    def _no_births(self) -> Tensor:
+        return torch.zeros(1, dtype=torch.int64)
+
+    def _open(self, task: int, rows: Tensor, cols: Tensor) -> None:
+        self.task, self._row_births, self._col_births = task, rows, cols
+        self.block = Block(
+            new_out=Places.where(rows == task),
+            old_out=Places.where(rows < task),
+            new_in=Places.where(cols == task) if self.col >= 0 and task > 0 else Places.where(cols < 0),
+        )
+        # At task 0 everything along `row` is new, fixed sizes included.
+        self.rows = self._newborn(self.block.new_out.take(self.value, self.row))
+        self.cols = None
+        if self.col >= 0 and len(self.block.new_in) and len(self.block.old_out):
+            part = self.block.old_out.take(self.value, self.row)
+            self.cols = self._newborn(self.block.new_in.take(part, self.col))
+
+    @staticmethod
+    def _newborn(part: Tensor) -> nn.Parameter | None:
+        return nn.Parameter(part.clone(memory_format=torch.contiguous_format)) if part.numel() else None
+
+    def _place(self, old: Tensor, rows: Tensor, cols: Tensor) -> None:
+        if self.col < 0:
+            Places.where(rows).put(self.value, self.row, old)
+            return
+        keep = Places.where(rows)
+        part = keep.take(self.value, self.row).clone()
+        Places.where(cols).put(part, self.col, old)
+        keep.put(self.value, self.row, part)
+
+    # Values ----------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> int:
+        return max(1, self.value.numel() // self.value.shape[0])
+
+    def _fill(self, value: Tensor) -> None:
+        """Fresh values with the spread of the given network: weights around zero, other parameters around theirs."""
+        if value.dim() >= 2:
+            value.normal_(0.0, self.spread * math.sqrt(self.full_inputs / self._inputs()))
+        else:
+            value.normal_(self.center, self.spread)
+
+    def sync(self) -> None:
+        """Copy the newborn values into the whole. Through `.data`: a forward between another forward and its backward
+        writes the same values again, which must not look like a change to autograd."""
+        if self.rows is not None:
+            self.block.new_out.put(self.value.data, self.row, self.rows.data)
+        if self.cols is not None:
+            if self.block.old_out.start is not None and self.block.new_in.start is not None:
+                old = self.block.old_out.take(self.value.data, self.row)
+                self.block.new_in.put(old, self.col, self.cols.data)
+            else:
+                old = self.block.old_out.take(self.value.data, self.row).clone()
+                self.block.new_in.put(old, self.col, self.cols.data)
+                self.block.old_out.put(self.value.data, self.row, old)
+
+    def at(self, task: int) -> Tensor:
+        """The values that a task uses, as a contiguous copy."""
+        self.sync()
+        chosen = [(self.row, self._row_births <= task)]
+        if self.col >= 0:
+            chosen.append((self.col, self._col_births <= task))
+        out = select(self.value, chosen)
+        return out.reshape(()) if self.scalar else out
+
+    def whole(self) -> Tensor:
+        """All values, with gradients flowing to the newborn parts."""
+        self.sync()
+        out = self.value.clone()
+        if self.cols is not None:
+            old = self.block.old_out.take(out, self.row)
+            old = old.index_copy(self.col, self.block.new_in.index.to(out.device), self.cols)
+            out = out.index_copy(self.row, self.block.old_out.index.to(out.device), old)
+        if self.rows is not None:
+            out = out.index_copy(self.row, self.block.new_out.index.to(out.device), self.rows)
+        return out.reshape(()) if self.scalar else out
