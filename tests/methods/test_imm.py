@@ -15,7 +15,7 @@ from zeroforget.training import Fit
 def test_the_mean_is_the_mean_of_the_tasks_weights() -> None:
     method = learned("imm-mean", epochs=2)
     assert isinstance(method, Imm)
-    assert method.strength == 1e-4
+    assert method.strength == 0.1
     for name, parameter in method.net.named_parameters():
         own = [method._kept(k)[name] for k in range(3)]
         for element in range(0, parameter.numel(), 7):

@@ -30,7 +30,7 @@ def test_masks_differ_from_all_ones_and_the_backbone_never_moves() -> None:
     assert torch.equal(method.net.get_parameter("9.bias"), biases)
     assert all(torch.equal(answers(method, i), logits) for i, logits in enumerate(then))
     assert min(right(method, i) for i in range(3)) > 0.7
-    twin = replayed(method, "piggyback", norm=True)
+    twin = replayed(method, "piggyback", norm=True, **QUICK)
     assert all(torch.equal(answers(twin, i), logits) for i, logits in enumerate(then))
 
 

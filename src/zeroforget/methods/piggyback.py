@@ -46,7 +46,7 @@ class Piggyback(Method):
         init: float = 1e-2,
         threshold: float = 5e-3,
         mask_lr: float = 1e-4,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
     ) -> None:
         super().__init__(net, example)
         if not (lr > 0 and mask_lr > 0):
