@@ -33,7 +33,9 @@ def decoded(name: str, listing: Listing, treatment: Treatment, progress: Progres
     entry = folder / f"{name}-{fingerprint(listing, treatment)}"
     if not entry.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder / f"{entry.name}.lock"):
+        with _only_one(folder / f"{entry.name}.lock") as alone:
+            if alone:
+                _clear(entry)
             if not entry.is_dir():
                 _write(entry, name, listing, treatment, progress)
     return mapped(entry / "images.npy")
@@ -59,9 +61,13 @@ def fingerprint(listing: Listing, treatment: Treatment) -> str:
     return digest.hexdigest()[:20]
 
 
-def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progress: Progress | None) -> None:
-    for left in entry.parent.glob(f"{entry.name}.part-*"):  # of a process that was killed
+def _clear(entry: Path) -> None:
+    """Remove what processes left behind that were killed while they wrote this entry."""
+    for left in entry.parent.glob(f"{entry.name}.part-*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progress: Progress | None) -> None:
     shape = (len(listing.files), 3, treatment.size, treatment.size)
     _enough_space(entry.parent, name, int(np.prod(shape, dtype=np.int64)))
     aside = Path(tempfile.mkdtemp(prefix=f"{entry.name}.part-", dir=entry.parent))
@@ -112,13 +118,17 @@ def _enough_space(folder: Path, name: str, needed: int) -> None:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Hold a lock between processes. Where the system has none, two may do the same work; neither harms the other."""
+def _only_one(path: Path) -> Iterator[bool]:
+    """Hold a lock between processes; False where the system has none, and two may then do the same work, unharmed."""
     try:
         import fcntl
     except ImportError:
-        yield
+        yield False
         return
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            yield False
+            return
+        yield True

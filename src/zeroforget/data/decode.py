@@ -94,8 +94,11 @@ def _there(array: str, chunks: Chunks, size: int, trim: int, workers: int) -> It
         work.put(chunk)
     answers: queue.SimpleQueue[tuple[int, list[Damage]] | Exception] = queue.SimpleQueue()
     processes = [_worker() for _ in range(min(workers, len(chunks)))]
-    for process in processes:
-        feeder = threading.Thread(target=_feed, args=(process, work, answers, (array, size, trim)), daemon=True)
+    feeders = [
+        threading.Thread(target=_feed, args=(process, work, answers, (array, size, trim)), daemon=True)
+        for process in processes
+    ]
+    for feeder in feeders:
         feeder.start()
     try:
         for _ in chunks:
@@ -104,15 +107,22 @@ def _there(array: str, chunks: Chunks, size: int, trim: int, workers: int) -> It
                 raise answer
             yield answer
     finally:
-        for process in processes:
+        for process, feeder in zip(processes, feeders, strict=True):
             process.kill()
+            feeder.join()
             process.communicate()
 
 
 def _worker() -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    command = [sys.executable, "-P", __file__]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__],
+        stdin=subprocess.PIPE,  # its end, when this process dies, ends the worker
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # an interrupt from the keyboard is for this process alone
+    )
 
 
 def _feed(

@@ -29,8 +29,8 @@ from zeroforget.data.values import Preparation
 @dataclass(frozen=True)
 class Archive:
     """One official file: its address (empty where one must ask its owners for it), its checksum as `md5:...`, and what
-    is there once it is unpacked `into` a folder. `nested` archives hold one archive for each class. The `mirror` is asked
-    where the official address does not answer."""
+    is there once it is unpacked `into` a folder. `nested` archives hold one archive for each class. The `mirror` is
+    asked where the official address does not answer."""
 
     file: str
     url: str
@@ -203,7 +203,7 @@ IMAGENETS = (
         prepare=CROPPED,
         treatment=Treatment(256),
         folders=("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
-        needs=("train", "val"),
+        needs=("train/n01440764", "val"),  # the first class of the thousand; Tiny ImageNet lacks it
         archives=(
             Archive(
                 "ILSVRC2012_devkit_t12.tar.gz", "", "md5:fa75699e90414af021442c21a62c3abf", "ILSVRC2012_devkit_t12"

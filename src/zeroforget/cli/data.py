@@ -1,0 +1,167 @@
+"""`zeroforget scenarios` and `zeroforget data`: what there is, what is on this disk, and getting the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from zeroforget.cli.app import app, console, errors
+
+if TYPE_CHECKING:
+    from zeroforget.data import Plan, Progress
+    from zeroforget.data.sources import Source
+
+DataRoot = typer.Option(None, "--data-root", help="Folder that holds the data sets (else ZEROFORGET_DATA).")
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on the terminal for downloads, unpacking and decoding; a sentence without a count is printed as a line."""
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors) as bars:
+        rows: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if not done and not total:
+                bars.console.print(escape(what), highlight=False)
+                return
+            if what not in rows:
+                rows[what] = bars.add_task(escape(what), total=total or None)
+            bars.update(rows[what], completed=done, total=total or None)
+
+        yield told
+
+
+@app.command()
+def scenarios(data_root: Path | None = DataRoot) -> None:
+    """List the scenarios: tasks, classes, images, and whether they are ready on this disk."""
+    from rich.table import Table
+
+    from zeroforget.data.scenarios import missing, named_plans
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("scenario", no_wrap=True)
+    for title in ("tasks", "classes", "train", "test"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("on this disk")
+    for name, plan in named_plans().items():
+        lacks = missing(plan, data_root)
+        state = f"[yellow]needs {', '.join(lacks)}[/]" if lacks else "[green]ready[/]"
+        table.add_row(name, *_counts(plan), state)
+    console.print(table)
+    console.print(
+        "\nA tenth of each class's training images is kept for validation. Any data set can be cut as NAME/N, for "
+        "example mnist/5; `zeroforget data` lists them.",
+        highlight=False,
+    )
+
+
+def _counts(plan: Plan) -> list[str]:
+    from zeroforget.data.sources import SOURCES
+
+    used = [SOURCES[name] for name in plan.data]
+    ways = plan.sizes or plan.groups
+    tasks = len(ways) if ways else plan.tasks or len(used)
+    sums = (sum(s.classes for s in used), sum(s.train for s in used), sum(s.test for s in used))
+    return [f"{count:,}" for count in (tasks, *sums)]
+
+
+@app.command()
+def data(
+    name: str | None = typer.Argument(None, help="A data set; without one, all are listed."),
+    download: bool = typer.Option(False, "--download", help="Fetch, verify and unpack it (what is there is kept)."),
+    prepare: bool = typer.Option(False, "--prepare", help="Read it now and decode its images into the cache."),
+    keep: bool = typer.Option(False, "--keep", help="Keep the archives after unpacking them."),
+    data_root: Path | None = DataRoot,
+) -> None:
+    """Say where a data set comes from and whether it is on this disk; download and prepare it."""
+    from zeroforget.data.loading import source
+
+    if name is None:
+        if download or prepare:
+            raise ValueError("say which data set to download or prepare: `zeroforget data NAME --download`")
+        _list(data_root)
+        return
+    entry = source(name)
+    if download:
+        _download(entry, data_root, keep)
+    if prepare:
+        _prepare(entry, data_root)
+    if not download and not prepare:
+        _status(entry, data_root)
+
+
+def _list(data_root: Path | None) -> None:
+    from rich.table import Table
+
+    from zeroforget.data.loading import find
+    from zeroforget.data.sources import SOURCES
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("data set", no_wrap=True)
+    for title in ("classes", "train", "test"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("on this disk")
+    table.add_column("what")
+    for name, entry in SOURCES.items():
+        state = "[green]yes[/]" if find(entry, data_root) is not None else "[yellow]no[/]"
+        table.add_row(name, f"{entry.classes:,}", f"{entry.train:,}", f"{entry.test:,}", state, escape(entry.title))
+    console.print(table)
+
+
+def _say(text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _status(entry: Source, data_root: Path | None) -> None:
+    from zeroforget.data.loading import find, lacking, remedy
+    from zeroforget.data.places import data_roots
+
+    _say(f"{entry.title}: {entry.classes} classes, {entry.train:,} training and {entry.test:,} test images")
+    _say(f"home: {entry.home}\nterms: {entry.terms}")
+    for archive in entry.archives:
+        _say(f"file: {archive.url or archive.file}  ({archive.checksum or 'no checksum known'})")
+    folder = find(entry, data_root)
+    if not entry.needs:
+        _say("comes with the package: ready")
+    elif folder is not None:
+        _say(f"on this disk: {folder}")
+    else:
+        place = data_roots(data_root)[0] / entry.folders[0]
+        _say(f"not on this disk: {place} lacks {', '.join(lacking(entry, place))}\n{remedy(entry)}")
+
+
+def _download(entry: Source, data_root: Path | None, keep: bool) -> None:
+    from zeroforget.data.download import download
+    from zeroforget.data.loading import find
+    from zeroforget.data.places import data_roots
+
+    folder = find(entry, data_root)
+    if folder is None:
+        with progress_bars() as progress:
+            download(entry, data_roots(data_root)[0], progress, keep)
+        folder = find(entry, data_root)
+    _say(f"{entry.name}: ready in {folder}" if entry.needs else f"{entry.name} comes with the package: ready")
+
+
+def _prepare(entry: Source, data_root: Path | None) -> None:
+    from zeroforget.data.loading import load
+
+    with progress_bars() as progress:
+        found = load(entry.name, data_root, progress)
+    train, test = int((~found.test).sum()), int(found.test.sum())
+    _say(f"{entry.name}: {len(found.classes)} classes, {train:,} training and {test:,} test images, each {found.shape}")
+    if (len(found.classes), train, test) != (entry.classes, entry.train, entry.test):
+        _say(f"officially it has {entry.classes} classes, {entry.train:,} and {entry.test:,} images: this copy differs")

@@ -1,0 +1,115 @@
+"""Unpacks archives and trusts none: nothing is written outside the folder, no link and no device is made, and the files
+appear in their place only when all of them are there."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from zeroforget.data.collection import DataError, Progress
+
+EVERY = 500
+
+
+def unpack(archive: Path, target: Path, progress: Progress | None = None) -> None:
+    """Unpack a tar (plain or compressed) or a zip into a folder, over what is there."""
+    target.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target))
+    try:
+        _contents(archive, aside, progress)
+        _merge(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def unpack_nested(archive: Path, target: Path, progress: Progress | None = None) -> None:
+    """Unpack an archive of archives, each into a folder of its own name (as ImageNet's training images come)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
+    try:
+        (aside / "outer").mkdir()
+        _contents(archive, aside / "outer", progress)
+        inner = sorted((aside / "outer").iterdir())
+        for done, path in enumerate(inner, 1):
+            (aside / "inner" / path.stem).mkdir(parents=True)
+            _contents(path, aside / "inner" / path.stem, None)
+            path.unlink()
+            if progress:
+                progress(f"unpacking {archive.name}", done, len(inner))
+        target.mkdir(exist_ok=True)
+        _merge(aside / "inner", target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _contents(archive: Path, into: Path, progress: Progress | None) -> None:
+    try:
+        if zipfile.is_zipfile(archive):
+            _from_zip(archive, into, progress)
+        else:
+            _from_tar(archive, into, progress)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise DataError(f"{archive} cannot be unpacked: {error}; delete it and download it again") from error
+
+
+def safe_name(name: str, archive: Path) -> PurePosixPath:
+    """A member's path, or an error if it would lead out of the folder it is unpacked in."""
+    path = PurePosixPath(name)
+    windows = PureWindowsPath(name)
+    if path.is_absolute() or windows.drive or windows.root or ".." in path.parts or ".." in windows.parts:
+        raise DataError(f"{archive} is refused: its member '{name}' leads outside the folder it is unpacked in")
+    return path
+
+
+def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
+    size = archive.stat().st_size
+    with tarfile.open(archive) as tar:
+        for count, member in enumerate(tar):
+            place = into / safe_name(member.name, archive)
+            if member.isdir():
+                place.mkdir(parents=True, exist_ok=True)
+            elif member.isreg():
+                source = tar.extractfile(member)
+                if source is None:
+                    raise DataError(f"{archive}: member '{member.name}' cannot be read")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with source, place.open("wb") as file:
+                    shutil.copyfileobj(source, file)
+            else:
+                raise DataError(f"{archive} is refused: its member '{member.name}' is a link or a device, not a file")
+            if progress and count % EVERY == 0:
+                progress(f"unpacking {archive.name}", min(member.offset_data, size), size)
+
+
+def _from_zip(archive: Path, into: Path, progress: Progress | None) -> None:
+    with zipfile.ZipFile(archive) as file:
+        members = file.infolist()
+        for count, member in enumerate(members):
+            place = into / safe_name(member.filename, archive)
+            kind = member.external_attr >> 28  # of a Unix mode: 8 a file, 4 a folder, 10 a link
+            if kind not in (0, 4, 8):
+                raise DataError(
+                    f"{archive} is refused: its member '{member.filename}' is a link or a device, not a file"
+                )
+            if member.is_dir():
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with file.open(member) as source, place.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            if progress and count % EVERY == 0:
+                progress(f"unpacking {archive.name}", count, len(members))
+
+
+def _merge(source: Path, target: Path) -> None:
+    """Move everything over: whole folders where the target has none, file by file where it has."""
+    for path in sorted(source.iterdir()):
+        place = target / path.name
+        if place.is_dir() and path.is_dir():
+            _merge(path, place)
+        else:
+            path.replace(place)
