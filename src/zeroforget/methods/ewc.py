@@ -42,7 +42,7 @@ class Ewc(Anchored):
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy and the elastic pull."""
         loss = super().loss(x, y, task)
-        return loss + self.strength / 2 * self.distance() if task else loss  # eq. (3)
+        return loss + self.pull(self.strength / 2) if task else loss  # eq. (3)
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """F ← (F · tasks before + F of this task) / tasks now."""

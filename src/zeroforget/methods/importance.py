@@ -3,6 +3,7 @@ pulls every parameter back as firmly as it mattered."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits
-from zeroforget.training import Fit
+from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import batches
 from zeroforget.training.seeding import generator
 
@@ -152,6 +153,8 @@ class Anchored(Method):
     """Holds every parameter of the network to where the last task left it, as firmly as it mattered.
 
     Common to the methods that differ only in how they measure importance. Heads are each task's own and stay free.
+    No pull is ever so strong that one step of gradient descent would overshoot the anchor: such a weight would swing
+    further out with every step, until the loss is infinite.
     """
 
     family = "model-based"
@@ -161,14 +164,24 @@ class Anchored(Method):
         super().__init__(net, example)
         self.importance = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})
         self.anchor = Kept(self.weights())
+        self.firmest = math.inf
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that all tasks share and that training may move."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
-    def distance(self) -> Tensor:
-        """Σ Ω (θ − θ*)²."""
-        parts = [(self.importance[n] * (p - self.anchor[n]).square()).sum() for n, p in self.weights().items()]
+    def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
+        """Learn, with the pull bounded by what steps of this size can follow."""
+        self.firmest = 1 / (2 * fit.regime.lr)  # lr · ∂/∂θ [k (θ − θ*)²] is θ − θ* at this k
+        return super().learn(task, fit, past)
+
+    def firmness(self, name: str, strength: float) -> Tensor:
+        """The factor before (θ − θ*)²: strength · Ω, at most what a step can follow."""
+        return (strength * self.importance[name]).clamp(max=self.firmest)
+
+    def pull(self, strength: float) -> Tensor:
+        """strength · Σ Ω (θ − θ*)²."""
+        parts = [(self.firmness(n, strength) * (p - self.anchor[n]).square()).sum() for n, p in self.weights().items()]
         return torch.stack(parts).sum() if parts else self.get_buffer("example").new_zeros(())
 
     def consolidate(self, importance: Mapping[str, Tensor]) -> None:

@@ -30,7 +30,7 @@ class Mas(Anchored):
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy and the pull towards the anchor."""
         loss = super().loss(x, y, task)
-        return loss + self.strength * self.distance() if task else loss  # eq. (3)
+        return loss + self.pull(self.strength) if task else loss  # eq. (3)
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Ω grows by the mean absolute gradient of the squared output, eq. (2)."""

@@ -36,7 +36,7 @@ class Si(Anchored):
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy and the pull, eq. (4); the pull's gradient is added by `after_backward`."""
         loss = super().loss(x, y, task)
-        return loss + self.strength * self.distance().detach() if task else loss
+        return loss + self.pull(self.strength).detach() if task else loss
 
     @torch.no_grad()
     def after_backward(self) -> None:
@@ -46,7 +46,7 @@ class Si(Anchored):
             if p.grad is None:
                 continue
             self._step[name] = (p.grad.clone(), p.detach().clone())
-            p.grad += 2 * self.strength * self.importance[name] * (p - self.anchor[name])
+            p.grad += 2 * self.firmness(name, self.strength) * (p - self.anchor[name])
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -1,0 +1,98 @@
+"""What every method promises, whoever wrote it: the methods are found, not listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.methods import helpers
+
+from zeroforget.methods import find, names
+from zeroforget.methods.registry import options
+
+NAMES = names()
+ZERO_FORGETTING = [name for name in NAMES if find(name)[0].zero_forgetting]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_each_task_far_above_chance(name: str) -> None:
+    """Heads of 5, 3 and 2 classes on a network with BatchNorm; past data are out of reach unless declared."""
+    for task, accuracy in zip(helpers.tasks(), helpers.run(name).fresh, strict=True):
+        chance = 1 / len(task.classes)
+        assert accuracy > chance + 0.5 * (1 - chance), f"{task.name}: {accuracy:.2f}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_result(name: str) -> None:
+    method = helpers.make(name)
+    first = helpers.tasks()[0]
+    helpers.learn(method, first)
+    assert torch.equal(helpers.answers(method, 0, first), helpers.run(name).logits[0][0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_is_bit_equal(name: str, tmp_path: Path) -> None:
+    done = helpers.run(name)
+    save_file({n: t.contiguous().clone() for n, t in done.states[-1].items()}, tmp_path / "state.safetensors")
+    method = helpers.replayed(name, len(helpers.tasks()), load_file(tmp_path / "state.safetensors"))
+    for k, task in enumerate(helpers.tasks()):
+        assert torch.equal(helpers.answers(method, k, task), done.logits[-1][k])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_interrupted_and_resumed_is_bit_equal(name: str, tmp_path: Path) -> None:
+    """The plug is pulled in the second epoch of the second task; a fresh process goes on from what lies on disk."""
+    done, (first, second, _) = helpers.run(name), helpers.tasks()
+    method = helpers.replayed(name, 1, done.states[0])
+    helpers.learn_interrupted(method, second, [first], tmp_path)
+    assert [spec.name for spec in method.specs] == [first.name]
+    assert torch.equal(helpers.answers(method, 0, first), done.logits[0][0]), "half-learned weights were left behind"
+
+    method = helpers.replayed(name, 1, done.states[0])
+    helpers.learn(method, second, [first], folder=tmp_path)
+    for k, task in enumerate((first, second)):
+        assert torch.equal(helpers.answers(method, k, task), done.logits[1][k])
+    state = method.state_dict()
+    assert state.keys() == done.states[1].keys()
+    for tensor, value in state.items():
+        assert torch.equal(value, done.states[1][tensor]), tensor
+
+
+@pytest.mark.parametrize("name", ZERO_FORGETTING)
+def test_zero_forgetting_means_equal_bits(name: str) -> None:
+    done = helpers.run(name)
+    for k in range(len(helpers.tasks())):
+        for later in done.logits[k + 1 :]:
+            assert torch.equal(later[k], done.logits[k][k])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_single_task_without_batchnorm(name: str) -> None:
+    method = helpers.make(name, helpers.plain_net)
+    task = helpers.tasks()[1]
+    helpers.learn(method, task)
+    assert helpers.score(method, 0, task) > 0.7
+    overhead = method.overhead()
+    assert overhead.training >= 0
+    assert overhead.inference >= 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_describes_itself(name: str) -> None:
+    """The docstring tells the idea and every option; the trade-off, if any, is an option."""
+    cls, implied = find(name)
+    described = cls.__doc__ or ""
+    assert cls.family in {"baseline", "distillation", "model-based", "mask-based"}
+    for option, parameter in options(cls).items():
+        assert parameter.default is not parameter.empty, f"{option} has no default"
+        assert f"{option}:" in described, f"the docstring does not tell what {option} is"
+    assert cls.tradeoff is None or cls.tradeoff in options(cls)
+    assert implied.keys() <= options(cls).keys()
+
+
+def test_fine_tuning_forgets_these_tasks() -> None:
+    """The negative control: if nothing were ever forgotten here, the promises above would be cheap."""
+    done = helpers.run("finetuning")
+    assert not torch.equal(done.logits[-1][0], done.logits[0][0])
