@@ -195,6 +195,14 @@ class GrowingNetwork(nn.Module):
             )
         yield from self.parameters()
 
+    def moving(self) -> dict[str, Tensor]:
+        """Every tensor that learning the newest task changes: what is newborn, and that task's statistics."""
+        moving = {name: p.detach() for name, p in self.named_parameters()}
+        for path, module in self.body.named_modules():
+            if isinstance(module, GrowingNorm):
+                moving |= {f"body.{path}.{name}": buffer for name, buffer in module.tasks[-1].named_buffers()}
+        return moving | dict(self._plain_buffers())
+
     # Use -------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, task: str | int) -> Tensor:

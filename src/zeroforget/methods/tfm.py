@@ -1,0 +1,177 @@
+"""Ternary feature masks: the paper's own method, with and without feature normalization."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.grow import grow
+from zeroforget.core.growth import smallest_within
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.data import Task
+from zeroforget.methods.base import Method, Overhead, TaskSpec
+from zeroforget.training import Fit, FitLog
+from zeroforget.training.evaluate import Predictor
+
+
+class Tfm(Method):
+    """Each task adds a few features, trains them alone, and reads all older ones; older tasks never see the new.
+
+    Masana, Tuytelaars and van de Weijer, "Ternary Feature Masks: zero-forgetting for task-incremental learning", 2021.
+
+    Options:
+        start: the share of the network that the first task gets.
+        growth: the share that each later task adds, while there is room.
+        search: growths to try for each later task instead (section 4.1): the smallest within `margin` of the best wins.
+        search_start: shares to try for the first task, likewise.
+        margin: how much validation accuracy may be given up for a smaller growth.
+        unit: what the shares are of, "features" or "weights".
+        align: keep widths at multiples of this.
+        fn: feature normalization: "reused" features, "all", or "none" ("TFM w/o FN").
+        bridge: "zero" or "random": how weights from new features into old ones start.
+    """
+
+    name = "tfm"
+    family = "mask-based"
+    zero_forgetting = True
+    grows = True
+    overhead_formula = "2 bits + 2 floats per feature and task"
+
+    net: GrowingNetwork
+
+    @classmethod
+    def names(cls) -> dict[str, dict[str, Any]]:
+        """TFM, and the paper's ablation of it."""
+        return {"tfm": {}, "tfm-nofn": {"fn": "none"}}
+
+    def __init__(
+        self,
+        net: nn.Module,
+        example: Tensor,
+        *,
+        start: float = 0.55,
+        growth: float = 0.05,
+        search: Sequence[float] = (),
+        search_start: Sequence[float] = (),
+        margin: float = 0.015,
+        unit: str = "features",
+        align: int = 1,
+        fn: str = "reused",
+        bridge: str = "zero",
+    ) -> None:
+        smallest = min([start, *search_start])
+        grown = grow(net, example, start=smallest, limit=1.0, unit=unit, align=align, fn=fn, bridge=bridge)
+        super().__init__(grown, example)
+        self.start = start
+        self.growth = growth
+        self.search = tuple(search)
+        self.search_start = tuple(search_start)
+        self.margin = margin
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """Grow by the smallest of what may be tried next, as far as there is room."""
+        self._add(spec, self._candidates()[0])
+
+    def _add(self, spec: TaskSpec, growth: float) -> None:
+        self.net.add_task(spec.name, spec.classes, growth)
+        self.specs.append(spec)
+
+    def drop_task(self) -> None:
+        """Take back the newest task."""
+        self.net.drop_task()
+        self.specs.pop()
+
+    def structure(self) -> list[dict[str, Any]]:
+        """Each task with the growth it got."""
+        return [asdict(record) for record in self.net.history]
+
+    def replay(self, structure: Sequence[dict[str, Any]]) -> None:
+        """Grow as it was."""
+        for entry in structure:
+            self._add(TaskSpec(entry["name"], entry["classes"]), entry["growth"])
+
+    def _searches(self) -> bool:
+        return bool(self.search if self.specs else self.search_start)
+
+    def _candidates(self) -> list[float]:
+        """The growths to try for the next task, smallest first, none beyond what is left."""
+        wanted = (self.search or [self.growth]) if self.specs else (self.search_start or [self.start])
+        if not self.specs:
+            return sorted(set(wanted))
+        left = max(0.0, self.net.left())
+        return sorted({float(min(g, left)) for g in wanted})
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
+        """Learn a task: with the schedule's growth, or trained once for every growth of the search."""
+        task.check()
+        spec = TaskSpec(task.name, len(task.classes))
+        if self.specs and not self._searches():
+            return self._learn_in_place(spec, task, fit)
+        before, draws = self.net, torch.get_rng_state()
+        tried: list[tuple[float, GrowingNetwork, FitLog]] = []
+        try:
+            for growth in self._candidates():
+                torch.set_rng_state(draws)  # every candidate starts from the same draws
+                self.net = copy.deepcopy(before)
+                self._add(spec, growth)
+                tried.append((growth, self.net, fit(self, task, len(self.specs) - 1)))
+                self.specs.pop()
+        except BaseException:
+            self.specs = self.specs[: len(before.history)]
+            self.net = before
+            raise
+        accuracies = [log.val_accuracy for _, _, log in tried]
+        chosen = smallest_within([growth for growth, _, _ in tried], accuracies, self.margin)
+        growth, self.net, log = tried[chosen]
+        self.specs.append(spec)
+        log.notes["growth"] = growth
+        if len(tried) > 1:
+            log.notes["search"] = [
+                {"growth": g, "val_accuracy": a, "chosen": i == chosen, "seconds": each.seconds}
+                for i, ((g, _, each), a) in enumerate(zip(tried, accuracies, strict=True))
+            ]
+        return log
+
+    def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:
+        growth = self._candidates()[0]
+        self._add(spec, growth)
+        try:
+            log = fit(self, task, len(self.specs) - 1)
+        except BaseException:
+            self.drop_task()
+            raise
+        log.notes["growth"] = growth
+        return log
+
+    def trainable(self) -> Iterable[nn.Parameter]:
+        """What is born with the newest task."""
+        return self.net.newborn()
+
+    def moving(self) -> dict[str, Tensor]:
+        """Newborn tensors, and the newest task's statistics."""
+        return self.net.moving()
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """A task's logits."""
+        out: Tensor = self.net(x, task)
+        return out
+
+    def predictor(self, task: int) -> Predictor:
+        """The task's own dense network."""
+        return self.net.dense(task)
+
+    def overhead(self) -> Overhead:
+        """Masks, feature normalization and normalization layers of all tasks, while training and afterwards."""
+        total = self.net.overhead().total
+        return Overhead(training=total, inference=total)
