@@ -1,0 +1,86 @@
+"""EWC against the Fisher information of a linear softmax model, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from tests.methods import helpers
+from torch import Tensor, nn
+
+from zeroforget.data import Task
+from zeroforget.methods.ewc import Ewc
+from zeroforget.training import Regime
+
+
+def linear_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6, bias=False))
+
+
+def fisher_by_hand(method: Ewc, index: int, task: Task) -> Tensor:
+    """With logits H W x the gradient of −log p(y) by W is Hᵀ(p − y) xᵀ, so its mean square factors."""
+    x = task.prepare.test(task.train.images[task.train.rows]).flatten(1).double()
+    H, W = method.heads[index].weight.double(), method.net[1].weight.double()
+    p = (x @ W.T @ H.T + method.heads[index].bias.double()).softmax(1)
+    p[torch.arange(len(x)), task.train.labels] -= 1
+    delta = p @ H
+    return (delta.square().T @ x.square() / len(x)).float().detach()
+
+
+def test_penalty_equals_the_closed_form() -> None:
+    first = helpers.tasks()[0]
+    method = helpers.make("ewc", linear_net, strength=30.0)
+    assert isinstance(method, Ewc)
+    helpers.learn(method, first)
+    fisher = fisher_by_hand(method, 0, first)
+    torch.testing.assert_close(method.importance["1.weight"], fisher, rtol=1e-4, atol=1e-9)
+
+    weight = method.net[1].weight
+    anchor = weight.detach().clone()
+    moved = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        weight += moved
+    method.add_task(method.specs[0])
+    method.firmest = math.inf
+    x, y = first.prepare.test(first.train.images[:8]), first.train.labels[:8]
+    plain = torch.nn.functional.cross_entropy(method(x, 1), y)
+    penalty = method.loss(x, y, 1) - plain
+    torch.testing.assert_close(penalty, 15.0 * (fisher * moved.square()).sum(), rtol=1e-4, atol=1e-5)  # eq. (3)
+    (gradient,) = torch.autograd.grad(penalty, weight)
+    torch.testing.assert_close(gradient, 30.0 * fisher * (weight - anchor), rtol=1e-3, atol=1e-5)
+
+
+def test_importance_is_the_mean_over_tasks_and_the_anchor_is_the_last_place() -> None:
+    first, second, _ = helpers.tasks()
+    method = helpers.make("ewc", linear_net)
+    assert isinstance(method, Ewc)
+    helpers.learn(method, first)
+    one = fisher_by_hand(method, 0, first)
+    helpers.learn(method, second)
+    two = fisher_by_hand(method, 1, second)
+    torch.testing.assert_close(method.importance["1.weight"], (one + two) / 2, rtol=1e-4, atol=1e-9)
+    assert torch.equal(method.anchor["1.weight"], method.net[1].weight)
+
+
+def test_a_pull_beyond_all_measure_holds_and_does_not_explode() -> None:
+    """Without its bound, gradient descent on this penalty swings out to infinity within a few steps."""
+    first, second, _ = helpers.tasks()
+    regime = Regime(lr=0.05, epochs=4, batch_size=16)
+    moved = {}
+    for strength in (0.0, 1e9):
+        method = helpers.make("ewc", strength=strength)
+        helpers.learn(method, first, regime=regime)
+        before = helpers.copied(dict(method.net.named_parameters()))
+        helpers.learn(method, second, regime=regime)
+        after = dict(method.net.named_parameters())
+        moved[strength] = sum(float((after[n].detach() - before[n]).square().sum()) for n in before)
+    assert moved[1e9] < 0.05 * moved[0.0]
+
+
+def test_epochs_save_only_what_moves() -> None:
+    method = helpers.run("ewc").method
+    assert all(name.startswith(("net.", "heads.2.")) for name in method.moving())
+    weights = sum(p.numel() for p in method.net.parameters())
+    assert method.overhead().training == 2 * 32 * weights
+    assert method.overhead().inference == 0

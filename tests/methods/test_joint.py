@@ -1,0 +1,94 @@
+"""Joint training sees all past data, and judges each image by its own head."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.methods import helpers
+from torch import Tensor
+from torch.nn import functional as F
+
+from zeroforget.methods.joint import Joint, merged
+from zeroforget.training import Fit, Regime
+
+
+def test_every_image_of_every_task_is_seen_each_epoch() -> None:
+    seen: list[Tensor] = []
+
+    class Watched(Joint):
+        def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+            seen.append(y)
+            return super().loss(x, y, task)
+
+    method = Watched(helpers.plain_net(), helpers.EXAMPLE)
+    tasks = helpers.tasks()
+    for k, task in enumerate(tasks):
+        seen.clear()
+        helpers.learn(method, task, tasks[:k], regime=Regime(epochs=1))
+        counted = torch.cat(seen).bincount()
+        expected = torch.cat([t.train.labels.bincount() for t in tasks[: k + 1]])
+        assert torch.equal(counted, expected)
+
+
+def test_loss_and_score_use_each_image_s_own_head() -> None:
+    tasks = helpers.tasks()
+    method = helpers.run("joint").method
+    assert isinstance(method, Joint)
+    whole = merged(tasks).test
+    x, y = (tasks[0].prepare.test(part) if i == 0 else part for i, part in enumerate(whole.batch(torch.arange(300))))
+    by_hand, right = [], []
+    for k, task in enumerate(tasks):
+        offset = sum(len(t.classes) for t in tasks[:k])
+        own = (y >= offset) & (y < offset + len(task.classes))
+        logits = method(x[own], k)
+        by_hand.append(F.cross_entropy(logits, y[own] - offset, reduction="none"))
+        right.append(logits.argmax(1) == y[own] - offset)
+    method._merged = True
+    losses, correct = method.score(method.predictor(0), x, y, 2)
+    mean = method.loss(x, y, 2)
+    method._merged = False
+    torch.testing.assert_close(losses, torch.cat(by_hand), rtol=1e-4, atol=1e-5)
+    assert torch.equal(correct, torch.cat(right))
+    torch.testing.assert_close(mean, losses.mean())
+
+
+def test_all_heads_learn_and_nothing_is_lost() -> None:
+    done = helpers.run("joint")
+    assert not torch.equal(done.states[0]["heads.0.weight"], done.states[2]["heads.0.weight"])
+    for k, task in enumerate(helpers.tasks()):
+        assert helpers.score(done.method, k, task) > 0.9
+
+
+def test_the_past_is_required_in_full() -> None:
+    first, second, third = helpers.tasks()
+    method = helpers.make("joint", helpers.plain_net)
+    helpers.learn(method, first, regime=Regime(epochs=1))
+    for past in ((), (second,), (first, second)):
+        with pytest.raises(ValueError, match="every task so far"):
+            method.learn(third, Fit(), past)
+    odd = dataclasses.replace(second, prepare=dataclasses.replace(second.prepare, flip=True))
+    with pytest.raises(ValueError, match="prepared differently"):
+        method.learn(odd, Fit(), [first])
+    assert [spec.name for spec in method.specs] == [first.name]
+
+
+def test_restart_begins_at_the_first_network_and_is_undone_when_interrupted() -> None:
+    first, second, _ = helpers.tasks()
+    nothing = Regime(epochs=1, lr=1e-12, min_lr=1e-13)
+    method = helpers.make("joint", helpers.plain_net, restart=True)
+    start = helpers.copied(dict(method.net.state_dict()))
+    helpers.learn(method, first)
+    learned = helpers.copied(dict(method.state_dict()))
+
+    def stop(_: object) -> None:
+        raise helpers.Interrupted
+
+    with pytest.raises(helpers.Interrupted):
+        helpers.learn(method, second, [first], progress=stop)
+    assert all(torch.equal(value, learned[name]) for name, value in method.state_dict().items())
+    helpers.learn(method, second, [first], regime=nothing)
+    for name, value in method.net.state_dict().items():
+        torch.testing.assert_close(value, start[name], rtol=0, atol=1e-6)
+        assert not torch.allclose(value, learned[f"net.{name}"], atol=1e-3)

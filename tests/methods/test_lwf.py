@@ -1,0 +1,72 @@
+"""LwF's gradient against a distillation written by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.methods import helpers
+from tests.methods.test_ewc import linear_net
+from torch import nn
+
+from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.lwf import Lwf
+
+
+def with_teacher(strength: float, temperature: float) -> Lwf:
+    """Three heads of 5, 3 and 2 classes; the network has moved away from its teacher."""
+    method = Lwf(linear_net(), helpers.EXAMPLE, strength=strength, temperature=temperature)
+    for classes in (5, 3, 2):
+        method.add_task(TaskSpec(str(classes), classes))
+    method._teacher = (copy.deepcopy(method.net),)
+    with torch.no_grad():
+        method.net[1].weight += 0.1 * torch.randn(6, 64)
+    return method
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_gradient_equals_a_hand_written_distillation(temperature: float) -> None:
+    """By a head's logits z it is λ (softmax(z/T) − softmax(z_old/T)) / (T · batch): one softmax a head."""
+    method = with_teacher(3.0, temperature)
+    x, y = torch.randn(9, 1, 8, 8), torch.randint(2, (9,))
+    weight, old = method.net[1].weight, method._teacher[0][1].weight
+    (found,) = torch.autograd.grad(method.loss(x, y, 2), weight)
+
+    flat = x.flatten(1)
+    features, before = flat @ weight.T, flat @ old.T
+    head = method.heads[2]
+    new = (features @ head.weight.T + head.bias).softmax(1) - nn.functional.one_hot(y, 2)
+    by_features = new @ head.weight / 9
+    for head in method.heads[:2]:
+        now, then = ((f @ head.weight.T + head.bias) / temperature for f in (features, before))
+        by_features += 3.0 * (now.softmax(1) - then.softmax(1)) @ head.weight / (9 * temperature)
+    torch.testing.assert_close(found, by_features.T @ flat, rtol=1e-4, atol=1e-5)
+
+
+def test_the_teacher_is_the_network_before_and_is_gone_afterwards() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Curious(Lwf):
+        def before_step(self, done: float) -> None:
+            if self._teacher:
+                same = all(torch.equal(v, before[n]) for n, v in self._teacher[0].state_dict().items())
+                seen.append((same, any(m.training for m in self._teacher[0].modules())))
+
+    method = Curious(helpers.normed_net(), helpers.EXAMPLE)
+    first, second, _ = helpers.tasks()
+    helpers.learn(method, first)
+    assert not seen
+    before = helpers.copied(dict(method.net.state_dict()))
+    helpers.learn(method, second)
+    assert seen
+    assert all(same and not training for same, training in seen)
+    assert not method._teacher
+    assert not any("teacher" in name for name in method.state_dict())
+    assert method.overhead().training >= 32 * sum(p.numel() for p in method.net.parameters())
+
+
+def test_forgets_less_than_fine_tuning() -> None:
+    first = helpers.tasks()[0]
+    kept = {name: helpers.score(helpers.run(name).method, 0, first) for name in ("finetuning", "lwf")}
+    assert kept["lwf"] > kept["finetuning"] + 0.1

@@ -1,0 +1,48 @@
+"""MAS on a linear network, where the sensitivity is known in closed form."""
+
+from __future__ import annotations
+
+import torch
+from tests.methods import helpers
+from tests.methods.test_ewc import linear_net
+from torch import Tensor
+from torch.nn import functional as F
+
+from zeroforget.data import Task
+from zeroforget.methods.mas import Mas
+
+
+def sensitivity_by_hand(method: Mas, index: int, task: Task) -> Tensor:
+    """‖H W x + b‖² has the gradient 2 Hᵀ f xᵀ by W; the mean of its absolute value factors."""
+    x = task.prepare.test(task.train.images[task.train.rows]).flatten(1).double()
+    H, W = method.heads[index].weight.double(), method.net[1].weight.double()
+    f = x @ W.T @ H.T + method.heads[index].bias.double()
+    return ((2 * f @ H).abs().T @ x.abs() / len(x)).float().detach()
+
+
+def test_importance_equals_the_closed_form_and_adds_up() -> None:
+    first, second, _ = helpers.tasks()
+    method = helpers.make("mas", linear_net, strength=1e-4)
+    assert isinstance(method, Mas)
+    helpers.learn(method, first)
+    one = sensitivity_by_hand(method, 0, first)
+    torch.testing.assert_close(method.importance["1.weight"], one, rtol=1e-4, atol=1e-6)
+    helpers.learn(method, second)
+    two = sensitivity_by_hand(method, 1, second)
+    torch.testing.assert_close(method.importance["1.weight"], one + two, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_pulls_back() -> None:
+    method = helpers.make("mas", linear_net, strength=0.5)
+    assert isinstance(method, Mas)
+    for task in helpers.tasks()[:1]:
+        helpers.learn(method, task)
+    method.add_task(method.specs[0])
+    weight = method.net[1].weight
+    with torch.no_grad():
+        weight += 0.1
+    x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
+    (whole,) = torch.autograd.grad(method.loss(x, y, 1), weight)
+    (plain,) = torch.autograd.grad(F.cross_entropy(method(x, 1), y), weight)
+    firmness = (0.5 * method.importance["1.weight"]).clamp(max=1 / (2 * helpers.REGIME.lr))
+    torch.testing.assert_close(whole - plain, 2 * firmness * 0.1, rtol=1e-3, atol=1e-4)

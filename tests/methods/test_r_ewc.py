@@ -1,0 +1,107 @@
+"""R-EWC: turned, the network computes the same function, and its Fisher information is nearer to diagonal."""
+
+from __future__ import annotations
+
+import torch
+from tests.methods import helpers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.data import Task
+from zeroforget.methods.importance import samples_of
+from zeroforget.methods.r_ewc import REwc
+from zeroforget.training import Fit
+
+
+def learned(net: nn.Module) -> REwc:
+    """A network trained on the first task, not yet turned."""
+
+    class Unturned(REwc):
+        def end_task(self, task: Task, fit: Fit) -> None:
+            pass
+
+    method = Unturned(net, helpers.EXAMPLE)
+    helpers.learn(method, helpers.tasks()[0])
+    return method
+
+
+def full_fisher(method: REwc, name: str, task: Task) -> Tensor:
+    """E[g gᵀ] of one layer's weight, every pair of entries, sample by sample."""
+    weight = method.weights()[name]
+    x, y = task.prepare.test(task.train.images[task.train.rows]), task.train.labels
+    rows = [
+        torch.autograd.grad(F.cross_entropy(method(x[i : i + 1], 0), y[i : i + 1]), weight)[0].flatten()
+        for i in range(0, len(x), 4)
+    ]
+    gradients = torch.stack(rows).double()
+    return gradients.T @ gradients / len(rows)
+
+
+def off_diagonal(fisher: Tensor) -> float:
+    """The share of the matrix's energy that a diagonal cannot hold."""
+    return 1 - float(fisher.diag().square().sum() / fisher.square().sum())
+
+
+def test_turning_changes_nothing_but_the_axes() -> None:
+    task = helpers.tasks()[0]
+    method = learned(helpers.normed_net()).eval()
+    assert len(method.rotations()) == 3
+    before = helpers.answers(method, 0, task)
+    weight = method.weights()["0.parametrizations.weight.original"].detach().clone()
+    for samples in (None, 30):  # the second time there is a rotation to recombine
+        method.turn(samples_of(task, Fit(), 0, samples))
+        torch.testing.assert_close(helpers.answers(method, 0, task), before, rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(weight, method.weights()["0.parametrizations.weight.original"], atol=1e-2)
+    for rotation in method.rotations().values():
+        for basis in rotation.bases:
+            torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis)), rtol=0, atol=1e-5)
+
+
+def test_turned_fisher_is_nearer_to_diagonal() -> None:
+    task = helpers.tasks()[0]
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    )
+    method = learned(net).eval()
+    names = ["2.parametrizations.weight.original", "5.parametrizations.weight.original"]
+    before = [off_diagonal(full_fisher(method, name, task)) for name in names]
+    method.turn(samples_of(task, Fit(), 0))
+    after = [off_diagonal(full_fisher(method, name, task)) for name in names]
+    assert after[0] < before[0]
+    assert after[1] < 0.6 * before[1]
+
+
+def test_older_importance_is_carried_to_the_new_axes() -> None:
+    """The diagonal of Q diag(F) Qᵀ, with Q the turn from the old axes to the new ones, built in full."""
+    task = helpers.tasks()[0]
+    method = learned(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+    name = "1.parametrizations.weight.original"
+    method.turn(samples_of(task, Fit(), 0, 50))
+    old = torch.rand(3, 64)
+    method.importance.put({name: old})
+    rotation = method.rotations()[name]
+    out_before, in_before = (basis.clone() for basis in rotation.bases)
+    method.turn(samples_of(task, Fit(seed=1), 0, 60))
+    turn = torch.kron(rotation.bases[0].T @ out_before, rotation.bases[1].T @ in_before)
+    expected = (turn @ old.flatten().diag() @ turn.T).diag().reshape(3, 64)
+    torch.testing.assert_close(method.importance[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_grouped_and_wide_layers_stay_unturned() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 5))
+    assert list(REwc(net, helpers.EXAMPLE, widest=10).rotations()) == ["0.parametrizations.weight.original"]
+
+
+def test_forgets_less_than_fine_tuning_and_epochs_leave_rotations_out() -> None:
+    first = helpers.tasks()[0]
+    kept = {name: helpers.score(helpers.run(name).method, 0, first) for name in ("finetuning", "r-ewc")}
+    assert kept["r-ewc"] > kept["finetuning"] + 0.1
+    method = helpers.run("r-ewc").method
+    assert any(name.endswith(".inward") for name in method.state_dict())
+    assert not any(name.endswith((".inward", ".outward")) for name in method.moving())

@@ -1,0 +1,94 @@
+"""SI on a quadratic, where the path integral is the fall of the loss along each coordinate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.methods import helpers
+from torch import Tensor, nn
+
+from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.si import Si
+from zeroforget.training import Fit
+
+CURVATURE = torch.tensor([[4.0, 1.0, 0.0]])
+GOAL = torch.tensor([[1.0, -2.0, 5.0]])
+
+
+class Quadratic(Si):
+    """½ Σ a (θ − b)² in place of cross-entropy."""
+
+    goal = GOAL
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        theta = self.weights()["weight"]
+        loss = (CURVATURE * (theta - self.goal).square()).sum() / 2
+        return loss + self.pull(self.strength).detach() if task else loss
+
+
+def quadratic(**options: float) -> Quadratic:
+    net = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    method = Quadratic(net, torch.zeros(2, 3), **options)
+    method.add_task(TaskSpec("bowl", 2))
+    return method
+
+
+def walk(method: Quadratic, task: int, steps: int, lr: float = 1e-3) -> None:
+    optimizer = torch.optim.SGD(method.net.parameters(), lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        method.loss(torch.zeros(1, 3), torch.zeros(1).long(), task).backward()
+        method.after_backward()
+        optimizer.step()
+        method.after_step()
+
+
+def test_path_integral_and_importance_on_a_quadratic() -> None:
+    method = quadratic(damping=0.1)
+    walk(method, 0, 3000)
+    theta = method.net.weight.detach().clone()
+    fallen = CURVATURE * (GOAL.square() - (theta - GOAL).square()) / 2
+    torch.testing.assert_close(method.path["weight"], fallen, rtol=5e-3, atol=1e-5)
+    method.end_task(helpers.tasks()[0], Fit())
+    torch.testing.assert_close(method.importance["weight"], fallen / (theta**2 + 0.1), rtol=5e-3, atol=1e-5)  # eq. (5)
+    assert method.path["weight"].abs().max() == 0
+    assert torch.equal(method.anchor["weight"], theta)
+
+
+def test_the_path_leaves_the_pull_out_but_the_step_does_not() -> None:
+    method = quadratic(strength=0.7)
+    walk(method, 0, 500)
+    method.end_task(helpers.tasks()[0], Fit())
+    method.goal = torch.zeros(1, 3)
+    method.firmest = math.inf
+    weight = method.weights()["weight"]
+    with torch.no_grad():
+        weight += 0.5
+    method.loss(torch.zeros(1, 3), torch.zeros(1).long(), 1).backward()
+    plain = weight.grad.clone()
+    method.after_backward()
+    pull = 2 * 0.7 * method.importance["weight"] * (weight - method.anchor["weight"])
+    torch.testing.assert_close(weight.grad, plain + pull)
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight -= 0.01 * weight.grad
+    method.after_step()
+    torch.testing.assert_close(method.path["weight"], -plain * (weight - before))
+    assert pull.abs().max() > 0.1
+
+
+def test_importance_never_falls_and_the_path_is_saved_with_an_epoch() -> None:
+    states = helpers.run("si").states
+    for name in (n for n in states[0] if n.startswith("importance.")):
+        assert (states[0][name] >= 0).all()
+        assert (states[1][name] >= states[0][name]).all()
+    assert any(name.startswith("path.") for name in helpers.run("si").method.moving())
+    assert max(float(t.max()) for n, t in states[0].items() if n.startswith("importance.")) > 0
+
+
+def test_damping_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="damping"):
+        helpers.make("si", damping=0.0)
