@@ -1,0 +1,170 @@
+"""An experiment's file: what it says is what runs, and what is misspelt is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.experiments.helpers import write_toml
+
+from zeroforget.experiments.checking import conform
+from zeroforget.experiments.experiment import Experiment
+from zeroforget.training import Regime
+
+
+def load(text: str, tmp_path: Path, **kwargs: object) -> Experiment:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return Experiment.load(path, **kwargs)  # type: ignore[arg-type]
+
+
+BASE = 'scenario = "digits/5"\nnetwork = "small"\n'
+
+
+def test_a_short_file_gets_the_papers_regime(tmp_path: Path) -> None:
+    experiment = load(BASE + 'methods = ["finetuning", "ewc"]\n', tmp_path)
+    assert experiment.name == "mine"
+    assert experiment.regime == Regime()
+    assert experiment.seeds == (0,)
+    assert [c.label for c in experiment.methods] == ["finetuning", "ewc"]
+    assert not experiment.search.enabled
+
+
+def test_every_scenario_method_and_seed_is_a_run_with_a_folder_of_its_own(tmp_path: Path) -> None:
+    experiment = load(
+        'scenario = ["digits/5", "cifar100/10"]\nnetwork = "small"\nmethods = ["finetuning", "ewc"]\nseeds = [0, 3]\n',
+        tmp_path,
+    )
+    folders = [str(config.folder) for config in experiment.runs()]
+    assert len(set(folders)) == len(folders) == 8
+    assert folders[0] == "mine/digits-5/finetuning/seed-0"
+
+
+def test_options_in_force_include_defaults(tmp_path: Path) -> None:
+    experiment = load(BASE + '[methods.ewc]\n[methods.firm]\nmethod = "ewc"\nstrength = 9\n', tmp_path)
+    weak, firm = experiment.methods
+    assert weak.all_options()["strength"] == 5000.0
+    assert (firm.label, firm.method, firm.all_options()["strength"]) == ("firm", "ewc", 9.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("scenari = 1\n" + BASE, "no key 'scenari'; did you mean 'scenario'"),
+        (BASE + "[methods.finetuning]\n[regime]\nbatchsize = 3\n", "no key 'batchsize'; did you mean 'batch_size'"),
+        (BASE + '[methods.finetuning]\n[regime]\nlr = "fast"\n', "lr must be float, not 'fast'"),
+        (BASE + "[methods.finetuning]\n[regime]\nlr = -1\n", "lr must be positive"),
+        (BASE + "[methods.ewc]\nstrenght = 3\n", "no key 'strenght'; did you mean 'strength'"),
+        (BASE + '[methods.ewc]\nstrength = "big"\n', "strength must be float"),
+        (BASE + "[methods.ewc]\nsamples = true\n", "samples must be int | None"),
+        (BASE + 'methods = ["finetunning"]\n', "no method 'finetunning'; did you mean 'finetuning'"),
+        (BASE + "methods = [3]\n", "methods must be a list of names"),
+        (BASE, "lacks 'methods'"),
+        ('scenario = "digits/5"\nmethods = ["ewc"]\n', "lacks 'network'"),
+        ('network = "smal"\nscenario = "digits/5"\nmethods = ["ewc"]\n', "did you mean 'small'"),
+        ('network = {name = "small", widht = 1.0}\nscenario = "digits/5"\nmethods = ["ewc"]\n', "mean 'width'"),
+        ('scenario = {name = "digits/5", sed = 1}\nnetwork = "small"\nmethods = ["ewc"]\n', "did you mean 'seed'"),
+        (BASE + "[methods.ewc]\n[search]\nenable = true\n", "did you mean 'enabled'"),
+        (BASE + "[methods.ewc]\n[search]\ndrop = 1.5\n", "0 <= drop < 1"),
+        ("seeds = [1, 1]\n" + BASE + "[methods.ewc]\n", "different numbers"),
+        ('seeds = ["a"]\n' + BASE + "[methods.ewc]\n", "seeds must be tuple"),
+        ("a = = b", "not valid TOML"),
+        (BASE + 'methods = ["nowhere.at.all:Method"]\n', "cannot find method 'nowhere.at.all:Method'"),
+        (BASE + 'methods = ["collections:OrderedDict"]\n', "not a subclass"),
+        ('network = "math:nothing"\nscenario = "digits/5"\nmethods = ["ewc"]\n', "cannot find 'math:nothing'"),
+    ],
+)
+def test_mistakes_are_named(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        load(text, tmp_path)
+    assert words in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no experiment file .*none\.toml"):
+        Experiment.load(tmp_path / "none.toml")
+
+
+def test_set_changes_regime_methods_network_and_search(tmp_path: Path) -> None:
+    changes = [
+        "regime.lr=0.5",
+        "regime.options.momentum=0.3",
+        "pulled.strength=7",
+        "network.width=4",
+        "search.learning_rates=[0.1, 0.2]",
+        "search.enabled=true",
+        "regime.optimizer=adam",
+        "about=hello",
+    ]
+    experiment = Experiment.load(write_toml(tmp_path), changes=changes, seeds=[4, 5], methods=["pulled"])
+    assert experiment.regime.lr == 0.5
+    assert experiment.regime.options == {"momentum": 0.3}
+    assert experiment.regime.optimizer == "adam"
+    assert [c.options for c in experiment.methods] == [{"strength": 7.0}]
+    assert experiment.network.options == {"width": 4}
+    assert experiment.search.enabled
+    assert experiment.search.learning_rates == (0.1, 0.2)
+    assert experiment.seeds == (4, 5)
+    assert experiment.about == "hello"
+
+
+def test_set_turns_a_name_into_a_table(tmp_path: Path) -> None:
+    experiment = load(BASE + "[methods.ewc]\n", tmp_path, changes=["network.width=0.5", "scenario.seed=3"])
+    assert experiment.network.to_dict() == {"name": "small", "width": 0.5}
+    assert experiment.scenarios[0].to_dict() == {"name": "digits/5", "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("regim.lr=1", "did you mean 'regime'"),
+        ("pulld.strength=1", "did you mean 'pulled'"),
+        ("pulled.strenth=1", "did you mean 'strength'"),
+        ("regime.lr", "wants key=value"),
+        ("regime.lrr=1", "did you mean 'lr'"),
+    ],
+)
+def test_a_misspelt_change_is_named(change: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        Experiment.load(write_toml(tmp_path), changes=[change])
+    assert words in str(caught.value)
+
+
+def test_methods_not_in_the_file_run_with_their_defaults(tmp_path: Path) -> None:
+    experiment = Experiment.load(write_toml(tmp_path), methods=["ewc", "finetuning"])
+    assert [c.label for c in experiment.methods] == ["ewc", "finetuning"]
+
+
+def test_device_is_checked(tmp_path: Path) -> None:
+    assert Experiment.load(write_toml(tmp_path), device="cpu").regime.device == "cpu"
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no GPU"):
+            Experiment.load(write_toml(tmp_path), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (1, float, 1.0),
+        ([1, 2], tuple[float, ...], (1.0, 2.0)),
+        (None, int | None, None),
+        (3, int | None, 3),
+        ([1, "a"], tuple[int, str], (1, "a")),
+        ({"a": 1}, dict[str, float], {"a": 1.0}),
+        ("x", str, "x"),
+        (0.1, float | tuple[float, ...], 0.1),
+    ],
+)
+def test_values_take_the_form_that_is_asked(value: object, hint: object, expected: object) -> None:
+    got = conform(value, hint, "here")
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [(True, int), (True, float), (1.5, int), ("1", int), ([1], tuple[int, int]), (1, list[int])]
+)
+def test_values_of_another_form_are_refused(value: object, hint: object) -> None:
+    with pytest.raises(ValueError, match="here must be"):
+        conform(value, hint, "here")

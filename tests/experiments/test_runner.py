@@ -1,0 +1,253 @@
+"""Running: the same bits every time, however often it was stopped; one configuration, one process a folder."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.experiments.helpers import Pulled, three_digits, tiny_net, write_toml
+
+from zeroforget.experiments.experiment import Experiment, RunConfig
+from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
+from zeroforget.experiments.results import Results, load_runs
+from zeroforget.experiments.runner import Failed, run
+from zeroforget.experiments.state import load_method, load_tensors, save_task
+from zeroforget.experiments.watch import Watch
+from zeroforget.methods import TaskSpec
+from zeroforget.training import Progress
+
+SEARCH = "\n[search]\nenabled = true\nlearning_rates = [0.1, 0.02]\nhalvings = 2\ndrop = 0.01\n"
+
+
+class Interrupted(BaseException):
+    """As abrupt as Ctrl-C."""
+
+
+class StopAt(Watch):
+    """Raises at the n-th report of progress."""
+
+    def __init__(self, reports: int) -> None:
+        self.reports = reports
+
+    def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
+        self.reports -= 1
+        if self.reports < 0:
+            raise Interrupted
+
+
+class Count(Watch):
+    """Counts what happens."""
+
+    def __init__(self) -> None:
+        self.steps = self.tasks = self.repeated = 0
+        self.failed: list[str] = []
+
+    def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
+        self.steps += 1
+
+    def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
+        self.tasks += 1
+
+    def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
+        self.repeated += repeated
+
+    def run_failed(self, config: RunConfig, error: Exception) -> None:
+        self.failed.append(config.choice.label)
+
+
+def comparable(results: list[Results]) -> list[dict[str, Any]]:
+    return [r.comparable() for r in results]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path: Path) -> None:
+    experiment = Experiment.load(write_toml(tmp_path), seeds=[0, 1])
+    first = run(experiment, tmp_path / "a")
+    assert comparable(first) == comparable(run(experiment, tmp_path / "b"))
+    assert first[0].accuracy != first[2].accuracy or first[0].logs != first[2].logs
+
+
+def test_every_method_starts_from_the_same_network(tmp_path: Path) -> None:
+    """With no pull and one phase the second method is fine-tuning, so it must find the same."""
+    experiment = Experiment.load(write_toml(tmp_path), changes=["pulled.strength=0.0", "pulled.second=false"])
+    finetuning, pulled = run(experiment, tmp_path)
+    assert finetuning.accuracy == pulled.accuracy
+    assert [log["epochs"][-1]["val_loss"] for log in finetuning.logs] == [
+        log["epochs"][-1]["val_loss"] for log in pulled.logs
+    ]
+
+
+def test_a_run_leaves_its_configuration_environment_log_state_and_results(tmp_path: Path) -> None:
+    experiment = Experiment.load(write_toml(tmp_path), methods=["pulled"])
+    results = run(experiment, tmp_path / "out")[0]
+    folder = tmp_path / "out" / experiment.runs()[0].folder
+    assert json.loads((folder / "config.json").read_text())["options"] == {"strength": 0.1, "second": True}
+    assert {"python", "torch", "platform", "zeroforget", "commit", "date", "command"} <= results.environment.keys()
+    assert load_runs([tmp_path / "out"]) == [results]
+    events = [event["event"] for event in read_log(folder / "log.jsonl")]
+    assert events[0] == "started"
+    assert events.count("epoch") == 3 * 2 * 3  # tasks, phases, epochs
+    assert events.count("task") == 3
+    assert events[-1] == "finished"
+    assert not (folder / "learning").exists()
+    assert [p.parent.name for p in folder.rglob("state.safetensors")] == ["002"]
+    assert results.unchanged[-1]
+    assert results.overhead[0]["training"] == 32 * (64 * 8 + 8)
+    assert results.parameters == [64 * 8 + 8 + 18 * tasks for tasks in (1, 2, 3)]
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    experiment = Experiment.load(write_toml(tmp_path))
+    first = run(experiment, tmp_path)
+    count = Count()
+    assert run(experiment, tmp_path, watch=count) == first
+    assert (count.steps, count.repeated) == (0, 2)
+
+
+@pytest.mark.parametrize("reports", [0, 3, 14, 29, 41, 58])
+@pytest.mark.parametrize("more", ["", SEARCH], ids=["plain", "search"])
+def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_bits(
+    reports: int, more: str, tmp_path: Path
+) -> None:
+    experiment = Experiment.load(write_toml(tmp_path, tasks=2, more=more), methods=["pulled"])
+    count = Count()
+    whole = run(experiment, tmp_path / "whole", watch=count)
+    with pytest.raises(Interrupted):
+        run(experiment, tmp_path / "cut", watch=StopAt(reports))
+    again = Count()
+    assert comparable(run(experiment, tmp_path / "cut", watch=again)) == comparable(whole)
+    assert again.steps <= count.steps - reports + 5  # at most one epoch of 4 + 1 reports is repeated
+    logs = [tmp_path / place / experiment.runs()[0].folder / "log.jsonl" for place in ("whole", "cut")]
+    epochs = [
+        [{k: v for k, v in e.items() if k != "seconds"} for e in read_log(log) if e["event"] == "epoch"] for log in logs
+    ]
+    assert epochs[0] == epochs[1]
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1)
+    run(Experiment.load(path), tmp_path)
+    with pytest.raises(OtherConfiguration, match=r"regime\.lr was 0\.1, now 0\.2"):
+        run(Experiment.load(path, changes=["regime.lr=0.2"]), tmp_path)
+    with pytest.raises(OtherConfiguration, match=r"options\.strength was 0\.1, now 3\.0"):
+        run(Experiment.load(path, methods=["pulled"], changes=["pulled.strength=3"]), tmp_path)
+
+
+def test_differences_are_named_by_their_path() -> None:
+    old, new = {"a": {"b": 1, "c": [1]}, "d": None}, {"a": {"b": 2, "c": [1]}, "e": "x"}
+    assert differences(old, new) == ["a.b was 1, now 2", 'e was null, now "x"']
+
+
+def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path).locked(),
+        pytest.raises(Busy, match="being worked on by process"),
+        RunFolder(tmp_path).locked(),
+    ):
+        pass
+    with RunFolder(tmp_path).locked():
+        pass
+
+
+def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    more = '\n[methods.exploding]\nmethod = "tests.experiments.helpers:Exploding"\n'
+    experiment = Experiment.load(
+        write_toml(tmp_path, epochs=1, more=more), methods=["finetuning", "exploding", "pulled"]
+    )
+    count = Count()
+    with pytest.raises(Failed, match=r"(?s)1 of 3 runs failed.*exploding.*loss became inf"):
+        run(experiment, tmp_path, watch=count)
+    assert count.failed == ["exploding"]
+    assert {r.method for r in load_runs([tmp_path])} == {"finetuning", "pulled"}
+
+
+def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    scenario = three_digits()
+
+    def method(width: int = 4) -> Pulled:
+        return Pulled(tiny_net((1, 8, 8), width=width), scenario.example())
+
+    saved = method()
+    saved.add_task(TaskSpec("a", 2))
+    saved.add_task(TaskSpec("b", 3))
+    save_task(tmp_path / "000", saved, {"name": "b"})
+    loaded = method()
+    load_method(tmp_path / "000", loaded)
+    assert loaded.specs == saved.specs
+    assert all(torch.equal(t, saved.state_dict()[n]) for n, t in loaded.state_dict().items())
+    with pytest.raises(ValueError, match=r"tensor 'anchor0' was saved as \(4, 64\).*has \(5, 64\)"):
+        load_method(tmp_path / "000", method(5))
+    tensors = dict(saved.state_dict())
+    with pytest.raises(ValueError, match=r"'heads\.0\.bias' is missing"):
+        load_tensors(saved, {n: t for n, t in tensors.items() if n != "heads.0.bias"}, "here")
+    with pytest.raises(ValueError, match="'other' was saved, but the method has none"):
+        load_tensors(saved, tensors | {"other": torch.zeros(1)}, "here")
+
+
+def test_a_log_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    log.write("epoch", task=0, phase=0, epoch=0)
+    with log.path.open("a") as file:
+        file.write('{"event": "epo')
+    log = Log(log.path)
+    log.write("epoch", task=0, phase=0, epoch=0)
+    log.write("epoch", task=0, phase=0, epoch=1)
+    assert [e["epoch"] for e in read_log(log.path)] == [0, 1]
+
+
+# Killed for real ---------------------------------------------------------------------------------------------------
+
+
+def work(toml: Path, out: Path, ready: Connection) -> None:
+    """What the process does that will be killed."""
+    torch.set_num_threads(1)
+    experiment = Experiment.load(toml)
+    ready.send("ready")
+    run(experiment, out)
+
+
+def killed(toml: Path, out: Path, after: float) -> bool:
+    """Start the experiment in a process of its own and kill it after so many seconds; False if it was done before."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["zeroforget.experiments.runner", "tests.experiments.helpers"])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(toml, out, there))
+    process.start()
+    there.close()
+    here.recv()
+    time.sleep(after)
+    process.kill()
+    process.join()
+    here.close()
+    return process.exitcode == -9
+
+
+@pytest.mark.parametrize(
+    ("more", "kills"),
+    [
+        pytest.param("", 10, id="plain"),
+        pytest.param(SEARCH, 4, id="search"),
+        pytest.param(SEARCH, 10, id="search-ten", marks=pytest.mark.soak),
+    ],
+)
+def test_sigkill_at_random_moments_changes_not_one_bit(more: str, kills: int, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    toml = write_toml(tmp_path, epochs=8, more=more)
+    began = time.perf_counter()
+    whole = run(Experiment.load(toml), tmp_path / "whole")
+    lasts = time.perf_counter() - began
+    moments = random.Random(f"kill {more}")
+    # Short enough on average that the last kill still finds something to interrupt.
+    struck = sum(killed(toml, tmp_path / "cut", moments.uniform(0, 1.5 * lasts / kills)) for _ in range(kills))
+    assert struck >= kills // 2
+    resumed = run(Experiment.load(toml), tmp_path / "cut")
+    assert comparable(resumed) == comparable(whole)
+    logs = [read_log(log) for log in (tmp_path / "cut").rglob("log.jsonl")]
+    starts = sum(event["event"] in ("started", "resumed") for log in logs for event in log)
+    assert starts >= 2 + kills // 3  # it was begun again in the middle, not from nothing each time

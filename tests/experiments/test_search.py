@@ -1,0 +1,122 @@
+"""The search for learning rate and trade-off, on real digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.experiments.helpers import Exploding, Pulled, three_digits, tiny_net, write_toml
+
+from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.folder import read_log
+from zeroforget.experiments.runner import run
+from zeroforget.experiments.search import Search, SearchSettings
+from zeroforget.methods import Method
+from zeroforget.training import Diverged, Fit, FitLog, Regime, accuracy
+from zeroforget.training.seeding import seeded
+
+SCENARIO = three_digits(tasks=2, images=60)
+REGIME = Regime(epochs=8, batch_size=16)
+
+
+class Bench:
+    """Learns tasks one after another, searching each time, and remembers the trials."""
+
+    def __init__(self, method: type[Method] = Pulled, **options: object) -> None:
+        with seeded("init", 0):
+            self.method = method(tiny_net(SCENARIO.shape, width=16), SCENARIO.example(), **options)
+        self.learned: list[str] = []
+
+    def learn(self, index: int, settings: SearchSettings, start: float | None, file: Path | None = None) -> FitLog:
+        task = SCENARIO.tasks[index]
+
+        def learn(method: Method, lr: float, name: str) -> FitLog:
+            self.learned.append(name)
+            with seeded("learn", 0, index):
+                return method.learn(task, Fit(Regime(**(vars(REGIME) | {"lr": lr}))))
+
+        self.method, log = Search(self.method, task, learn, settings, start, file)()
+        return log
+
+
+def val(method: Method, index: int) -> float:
+    task = SCENARIO.tasks[index]
+    return accuracy(method.predictor(index), task.val, task.prepare)
+
+
+def test_the_first_task_searches_the_learning_rate_only_and_keeps_what_it_trained() -> None:
+    bench = Bench(strength=100.0, second=False)
+    log = bench.learn(0, SearchSettings(True, (1e-4, 0.1)), 100.0)
+    assert bench.learned == ["lr-0.0001", "lr-0.1"]
+    found = log.notes["search"]
+    assert found["lr"] == 0.1
+    assert found["option"] is None
+    assert [t["accuracy"] for t in found["trials"]][1] == val(bench.method, 0) > 0.9
+
+
+def test_the_trade_off_is_halved_until_the_task_is_learned_well_enough() -> None:
+    bench = Bench(strength=1000.0, second=False)
+    settings = SearchSettings(True, (0.02, 0.001), drop=0.05, halvings=20)
+    bench.learn(0, settings, 1000.0)
+    before = {n: t.clone() for n, t in bench.method.state_dict().items()}
+    log = bench.learn(1, settings, 1000.0)
+    found = log.notes["search"]
+    stability = [t for t in found["trials"] if t["name"].startswith("value")]
+    # Halved each time, and stopped at the first that is good enough.
+    assert [t["value"] for t in stability] == [1000.0 / 2**n for n in range(len(stability))]
+    assert len(stability) > 1
+    enough = 0.95 * found["finetuning"]
+    assert all((t["accuracy"] or 0.0) < enough for t in stability[:-1])
+    assert stability[-1]["accuracy"] >= enough
+    # What is returned is the method as that trial left it.
+    assert val(bench.method, 1) == stability[-1]["accuracy"]
+    assert bench.method.strength == found["value"] == stability[-1]["value"]
+    # Fine-tuning trials had no pull at all, and left nothing behind.
+    assert [t["value"] for t in found["trials"] if t["name"].startswith("lr")] == [0.0, 0.0]
+    assert torch.equal(bench.method.state_dict()["heads.0.weight"], before["heads.0.weight"])
+
+
+def test_halving_ends_and_the_weakest_is_kept() -> None:
+    bench = Bench(strength=1e3, second=False)
+    settings = SearchSettings(True, (0.001,), drop=0.0, halvings=1)
+    bench.learn(0, settings, 1e3)
+    log = bench.learn(1, settings, 1e3)
+    trials = [t["name"] for t in log.notes["search"]["trials"]]
+    assert trials[-1] in ("value-00", "value-01")
+    assert len(trials) <= 3
+
+
+def test_finished_trials_are_read_from_the_file(tmp_path: Path) -> None:
+    settings = SearchSettings(True, (0.1, 0.01))
+    first, second = Bench(second=False), Bench(second=False)
+    log = first.learn(0, settings, 1.0, tmp_path / "search.json")
+    again = second.learn(0, settings, 1.0, tmp_path / "search.json")
+    assert second.learned == [f"lr-{log.notes['search']['lr']:g}"]  # only the chosen one is trained, to have it
+    assert again.notes["search"] == log.notes["search"]
+    for name, tensor in first.method.state_dict().items():
+        assert torch.equal(tensor, second.method.state_dict()[name])
+
+
+def test_learning_rates_that_diverge_are_passed_over_and_all_of_them_is_an_error() -> None:
+    bench = Bench(Exploding)
+    settings = SearchSettings(True, (1e30, 0.1))
+    log = bench.learn(0, settings, None)
+    assert [t["accuracy"] is None for t in log.notes["search"]["trials"]] == [True, False]
+    with pytest.raises(Diverged, match="loss became"):
+        bench.learn(1, settings, None)
+    assert len(bench.method.specs) == 1
+
+
+def test_a_run_searches_when_its_file_says_so(tmp_path: Path) -> None:
+    more = "\n[search]\nenabled = true\nlearning_rates = [0.1, 0.01]\nhalvings = 3\n"
+    experiment = Experiment.load(write_toml(tmp_path, tasks=2, more=more))
+    results = run(experiment, tmp_path)
+    for result, option in zip(results, (None, "strength"), strict=True):
+        first, second = (log["notes"]["search"] for log in result.logs)
+        assert first["option"] is None
+        assert second["option"] == option
+    log = read_log(tmp_path / experiment.runs()[1].folder / "log.jsonl")
+    trials = [event for event in log if event["event"] == "trial"]
+    assert [t["name"] for t in trials if t["task"] == 0] == ["lr-0.1", "lr-0.01"]
+    assert "value-00" in [t["name"] for t in trials if t["task"] == 1]

@@ -1,0 +1,191 @@
+"""The tables, letter by letter."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from tests.experiments.helpers import results
+
+from zeroforget.experiments import formats
+from zeroforget.experiments.results import Results
+from zeroforget.experiments.tables import COSTS, Cell, costs, signed, size, tables
+
+
+def runs() -> list[Results]:
+    return [
+        results("tfm", 0, [[0.96], [0.96, 0.9]]),
+        results("joint", 0, [[0.95], [0.99, 0.98]]),
+        results("finetuning", 0, [[0.97], [0.5, 0.91]]),
+        results("tfm", 1, [[0.94], [0.94, 0.92]]),
+        results("joint", 1, [[0.95], [0.97, 0.98]]),
+        results("finetuning", 1, [[0.97], [0.6, 0.95]]),
+        results("mine_own", 1, [[0.97], [0.9699, 0.5]]),
+    ]
+
+
+def test_terminal() -> None:
+    (table,) = tables(runs())
+    assert formats.terminal(table).plain == (
+        "digits/5 · small\n"
+        "Method                      t1                t2        Avg.\n"
+        "────────────────────────────────────────────────────────────\n"
+        "Finetuning  55.0 ± 7.1 (-42.0)  93.0 ± 2.8 (0.0)  74.0 ± 4.9\n"
+        "Joint        98.0 ± 1.4 (+3.0)  98.0 ± 0.0 (0.0)  98.0 ± 0.7\n"
+        "TFM           95.0 ± 1.4 (0.0)  91.0 ± 1.4 (0.0)  93.0 ± 0.0\n"
+        "mine_own           97.0 (-0.0)        50.0 (0.0)        73.5\n"
+    )
+    bold = [span for span in formats.terminal(table).spans if span.style == "bold"]
+    text = formats.terminal(table).plain
+    assert [text[s.start : s.end].strip() for s in bold] == ["digits/5 · small", "93.0 ± 0.0"]
+
+
+def test_markdown() -> None:
+    (table,) = tables(runs())
+    assert formats.markdown(table) == (
+        "**digits/5 · small**\n"
+        "\n"
+        "| Method | t1 | t2 | Avg. |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| Finetuning | 55.0 ± 7.1 (-42.0) | 93.0 ± 2.8 (0.0) | 74.0 ± 4.9 |\n"
+        "| Joint | 98.0 ± 1.4 (+3.0) | 98.0 ± 0.0 (0.0) | 98.0 ± 0.7 |\n"
+        "| TFM | 95.0 ± 1.4 (0.0) | 91.0 ± 1.4 (0.0) | **93.0 ± 0.0** |\n"
+        "| mine_own | 97.0 (-0.0) | 50.0 (0.0) | 73.5 |\n"
+    )
+
+
+def test_latex() -> None:
+    (table,) = tables(runs())
+    assert formats.latex(table) == (
+        "% \\usepackage{booktabs}\n"
+        "\\begin{tabular}{lccc}\n"
+        "\\toprule\n"
+        "\\multicolumn{4}{c}{\\textbf{digits/5 $\\cdot$ small}} \\\\\n"
+        "Method & t1 & t2 & Avg. \\\\\n"
+        "\\midrule\n"
+        "Finetuning & 55.0 $\\pm$ 7.1 ($-$42.0) & 93.0 $\\pm$ 2.8 (0.0) & 74.0 $\\pm$ 4.9 \\\\\n"
+        "Joint & 98.0 $\\pm$ 1.4 ($+$3.0) & 98.0 $\\pm$ 0.0 (0.0) & 98.0 $\\pm$ 0.7 \\\\\n"
+        "\\midrule\n"
+        "TFM & 95.0 $\\pm$ 1.4 (0.0) & 91.0 $\\pm$ 1.4 (0.0) & \\textbf{93.0 $\\pm$ 0.0} \\\\\n"
+        "mine\\_own & 97.0 ($-$0.0) & 50.0 (0.0) & 73.5 \\\\\n"
+        "\\bottomrule\n"
+        "\\end{tabular}\n"
+    )
+
+
+def test_csv_has_a_line_for_each_figure() -> None:
+    rows = list(csv.DictReader(io.StringIO(formats.to_csv(tables(runs())))))
+    assert len(rows) == 4 * 3
+    assert rows[0] == {
+        "table": "digits/5 · small",
+        "method": "finetuning",
+        "source": "ours",
+        "seeds": "2",
+        "task": "t1",
+        "accuracy": "55",
+        "forgetting": "-42",
+        "std": "7.07107",
+    }
+    assert [r["task"] for r in rows[:3]] == ["t1", "t2", "average"]
+    assert rows[2]["forgetting"] == ""
+
+
+def test_beside_the_paper() -> None:
+    tiny = [[0.5] * (t + 1) for t in range(10)]
+    made = [results(m, 0, tiny, scenario="tiny-imagenet/large-first") for m in ("tfm", "si", "freezing")]
+    (table,) = tables(made, beside_paper=True)
+    assert [(r.method, r.source) for r in table.rows] == [
+        ("freezing", "ours"),
+        ("freezing", "paper"),
+        ("si", "ours"),
+        ("tfm", "ours"),
+        ("tfm", "paper"),
+    ]
+    assert table.header[-1] == "Avg. (2+)"
+    theirs = table.rows[-1]
+    assert str(theirs.cells[0]) == "49.9 (0.0)"
+    assert str(theirs.average) == "73.3"
+    assert theirs.average.best
+    assert "tab:tiny_large_task" in table.notes[0]
+    assert "  the paper" in formats.terminal(table).plain
+    assert "\\quad the paper &" in formats.latex(table)
+    assert "| the paper |" in formats.markdown(table)
+    assert ",tfm,paper,1,average,73.3,," in formats.to_csv([table])
+
+
+def test_a_scenario_that_the_paper_lacks_says_so() -> None:
+    (table,) = tables(runs(), beside_paper=True)
+    assert table.notes == ("The paper has no table for digits/5.",)
+
+
+def test_the_larger_first_task_is_left_out_of_its_average() -> None:
+    accuracy = [[1.0] + [0.5] * t for t in range(10)]
+    (table,) = tables([results("tfm", 0, accuracy, scenario="tiny-imagenet/large-first")])
+    assert table.rows[0].average.accuracy == 50.0
+
+
+def test_scenarios_are_tables_of_their_own() -> None:
+    assert [t.title for t in tables([results(), results(scenario="birds/4")])] == [
+        "digits/5 · small",
+        "birds/4 · small",
+    ]
+
+
+def test_runs_that_cannot_share_a_row_are_refused() -> None:
+    with pytest.raises(ValueError, match="twice with one seed"):
+        tables([results(), results()])
+    other = Results.from_dict(results(seed=1).to_dict() | {"options": {"a": 1}})
+    with pytest.raises(ValueError, match="differ in their options"):
+        tables([results(), other])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.0"), (-0.0, "0.0"), (-20.34, "-20.3"), (1.44, "+1.4"), (-0.01, "-0.0")]
+)
+def test_forgetting_is_signed_as_in_the_paper(value: float, text: str) -> None:
+    assert signed(value) == text
+
+
+def test_equal_averages_share_the_bold() -> None:
+    (table,) = tables([results("tfm"), results("ewc"), results("si", accuracy=[[1.0], [0.1, 0.2]])])
+    assert [r.average.best for r in table.rows] == [True, False, True]
+    assert str(Cell(50.0)) == "50.0"
+
+
+def test_costs_and_forward_transfer() -> None:
+    made = [
+        results("tfm", accuracy=[[0.9], [0.9, 0.8]]),
+        results("alone", accuracy=[[0.9], [0.9, 0.7]]),
+    ]
+    assert [dict(zip(COSTS, row, strict=True)) for row in costs(made)] == [
+        {
+            "Method": "TFM",
+            "parameters": "10",
+            "overhead training": "0 B",
+            "inference": "0 B",
+            "epochs": "0",
+            "seconds": "2.0",
+            "bits kept": "2 of 2 tasks",
+            "transfer": "+10.0",
+        },
+        {
+            "Method": "alone",
+            "parameters": "10",
+            "overhead training": "0 B",
+            "inference": "0 B",
+            "epochs": "0",
+            "seconds": "2.0",
+            "bits kept": "2 of 2 tasks",
+            "transfer": "–",
+        },
+    ]
+
+
+def test_sizes_are_bytes() -> None:
+    assert [size(b) for b in (0, 8, 8000, 8 * 28_500_000, 8e10)] == ["0 B", "1 B", "1.0 kB", "28.5 MB", "10.0 GB"]
+
+
+def test_an_unknown_format_is_named() -> None:
+    with pytest.raises(ValueError, match="no table format 'html'"):
+        formats.text(tables(runs()), "html")
