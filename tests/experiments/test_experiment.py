@@ -10,6 +10,7 @@ from tests.experiments.helpers import write_toml
 
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.parts import make_scenario
 from zeroforget.training import Regime
 
 
@@ -64,7 +65,8 @@ def test_options_in_force_include_defaults(tmp_path: Path) -> None:
         ('scenario = "digits/5"\nmethods = ["ewc"]\n', "lacks 'network'"),
         ('network = "smal"\nscenario = "digits/5"\nmethods = ["ewc"]\n', "did you mean 'small'"),
         ('network = {name = "small", widht = 1.0}\nscenario = "digits/5"\nmethods = ["ewc"]\n', "mean 'width'"),
-        ('scenario = {name = "digits/5", sed = 1}\nnetwork = "small"\nmethods = ["ewc"]\n', "did you mean 'seed'"),
+        ('scenario = {name = "digits/5", seed = "x"}\nnetwork = "small"\nmethods = ["ewc"]\n', "seed must be int"),
+        ('scenario = "digit/5"\nnetwork = "small"\nmethods = ["ewc"]\n', "did you mean 'digits/5'"),
         (BASE + "[methods.ewc]\n[search]\nenable = true\n", "did you mean 'enabled'"),
         (BASE + "[methods.ewc]\n[search]\ndrop = 1.5\n", "0 <= drop < 1"),
         ("seeds = [1, 1]\n" + BASE + "[methods.ewc]\n", "different numbers"),
@@ -107,6 +109,15 @@ def test_set_changes_regime_methods_network_and_search(tmp_path: Path) -> None:
     assert experiment.search.learning_rates == (0.1, 0.2)
     assert experiment.seeds == (4, 5)
     assert experiment.about == "hello"
+
+
+def test_a_scenario_may_be_written_out(tmp_path: Path) -> None:
+    text = 'network = "small"\nmethods = ["ewc"]\n[scenario]\ndata = "digits"\nsizes = [4, 6]\nseed = 2\n'
+    (scenario,) = load(text, tmp_path).scenarios
+    assert scenario.name == "digits"
+    assert [len(task.classes) for task in make_scenario(scenario).tasks] == [4, 6]
+    with pytest.raises(ValueError, match="did you mean 'sizes'"):
+        load(text.replace("sizes", "sizess"), tmp_path)
 
 
 def test_set_turns_a_name_into_a_table(tmp_path: Path) -> None:

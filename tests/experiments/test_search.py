@@ -49,7 +49,7 @@ def test_the_first_task_searches_the_learning_rate_only_and_keeps_what_it_traine
     bench = Bench(strength=100.0, second=False)
     log = bench.learn(0, SearchSettings(True, (1e-4, 0.1)), 100.0)
     assert bench.learned == ["lr-0.0001", "lr-0.1"]
-    found = log.notes["search"]
+    found = log.notes["hyperparameters"]
     assert found["lr"] == 0.1
     assert found["option"] is None
     assert [t["accuracy"] for t in found["trials"]][1] == val(bench.method, 0) > 0.9
@@ -61,7 +61,7 @@ def test_the_trade_off_is_halved_until_the_task_is_learned_well_enough() -> None
     bench.learn(0, settings, 1000.0)
     before = {n: t.clone() for n, t in bench.method.state_dict().items()}
     log = bench.learn(1, settings, 1000.0)
-    found = log.notes["search"]
+    found = log.notes["hyperparameters"]
     stability = [t for t in found["trials"] if t["name"].startswith("value")]
     # Halved each time, and stopped at the first that is good enough.
     assert [t["value"] for t in stability] == [1000.0 / 2**n for n in range(len(stability))]
@@ -82,7 +82,7 @@ def test_halving_ends_and_the_weakest_is_kept() -> None:
     settings = SearchSettings(True, (0.001,), drop=0.0, halvings=1)
     bench.learn(0, settings, 1e3)
     log = bench.learn(1, settings, 1e3)
-    trials = [t["name"] for t in log.notes["search"]["trials"]]
+    trials = [t["name"] for t in log.notes["hyperparameters"]["trials"]]
     assert trials[-1] in ("value-00", "value-01")
     assert len(trials) <= 3
 
@@ -92,8 +92,8 @@ def test_finished_trials_are_read_from_the_file(tmp_path: Path) -> None:
     first, second = Bench(second=False), Bench(second=False)
     log = first.learn(0, settings, 1.0, tmp_path / "search.json")
     again = second.learn(0, settings, 1.0, tmp_path / "search.json")
-    assert second.learned == [f"lr-{log.notes['search']['lr']:g}"]  # only the chosen one is trained, to have it
-    assert again.notes["search"] == log.notes["search"]
+    assert second.learned == [f"lr-{log.notes["hyperparameters"]['lr']:g}"]  # only the chosen one is trained, to have it
+    assert again.notes["hyperparameters"] == log.notes["hyperparameters"]
     for name, tensor in first.method.state_dict().items():
         assert torch.equal(tensor, second.method.state_dict()[name])
 
@@ -102,7 +102,7 @@ def test_learning_rates_that_diverge_are_passed_over_and_all_of_them_is_an_error
     bench = Bench(Exploding)
     settings = SearchSettings(True, (1e30, 0.1))
     log = bench.learn(0, settings, None)
-    assert [t["accuracy"] is None for t in log.notes["search"]["trials"]] == [True, False]
+    assert [t["accuracy"] is None for t in log.notes["hyperparameters"]["trials"]] == [True, False]
     with pytest.raises(Diverged, match="loss became"):
         bench.learn(1, settings, None)
     assert len(bench.method.specs) == 1
@@ -113,7 +113,7 @@ def test_a_run_searches_when_its_file_says_so(tmp_path: Path) -> None:
     experiment = Experiment.load(write_toml(tmp_path, tasks=2, more=more))
     results = run(experiment, tmp_path)
     for result, option in zip(results, (None, "strength"), strict=True):
-        first, second = (log["notes"]["search"] for log in result.logs)
+        first, second = (log["notes"]["hyperparameters"] for log in result.logs)
         assert first["option"] is None
         assert second["option"] == option
     log = read_log(tmp_path / experiment.runs()[1].folder / "log.jsonl")

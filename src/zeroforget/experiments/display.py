@@ -32,6 +32,12 @@ class Lines(Watch):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
 
+    def loading(self, what: str, done: int, total: int) -> None:
+        """How far the data are read, now and then."""
+        if time.monotonic() - self._told >= self.pause:
+            self._told = time.monotonic()
+            self.say(f"    {what}: {done}{f' of {total}' if total else ''}")
+
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """Which run, and where it stands."""
         self.tasks = tasks
@@ -97,10 +103,16 @@ class Live(Lines):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bars.stop()
 
+    def loading(self, what: str, done: int, total: int) -> None:
+        """The lower bar."""
+        figures = f"{done}/{total}" if total else str(done)
+        self.bars.update(self.task, description=escape(what), total=total or None, completed=done, figures=figures)
+
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """Set the whole bar's length."""
         super().run_begins(config, tasks, finished)
         self.bars.update(self.whole, total=self.runs * len(tasks), figures=f"run {self.done + 1}/{self.runs}")
+        self.bars.reset(self.task, total=None, figures="")
         self._advance(finished)
 
     def progress(self, config: RunConfig, progress: training.Progress, trial: str | None) -> None:

@@ -149,10 +149,18 @@ class Experiment:
 
 
 def _scenarios(raw: Any, where: str) -> tuple[NamedPart, ...]:
-    scenarios = tuple(_part(item, f"{where}: scenario") for item in (raw if isinstance(raw, list) else [raw]))
+    items = raw if isinstance(raw, list) else [raw]
+    scenarios = tuple(_part(_named_by_data(item), f"{where}: scenario") for item in items)
     for scenario in scenarios:
         check_scenario(scenario, f"{where}: scenario")
     return scenarios
+
+
+def _named_by_data(raw: Any) -> Any:
+    """A scenario of one's own that has no name is called after its data."""
+    if not isinstance(raw, dict) or "name" in raw or "data" not in raw:
+        return raw
+    return {"name": raw["data"] if isinstance(raw["data"], str) else "+".join(map(str, raw["data"])), **raw}
 
 
 def _part(raw: Any, where: str) -> NamedPart:

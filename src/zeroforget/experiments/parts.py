@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from zeroforget import nets
 from zeroforget.data import Scenario, scenario
-from zeroforget.experiments.checking import arguments, conform, known_key
+from zeroforget.data.collection import Progress
+from zeroforget.data.scenarios import plan
+from zeroforget.experiments.checking import arguments, conform
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,28 @@ class NamedPart:
 
 
 def check_scenario(part: NamedPart, where: str) -> None:
-    """Raise ValueError for an option that the scenario does not have."""
-    if ":" in part.name:
+    """Raise ValueError for a scenario, or an option of one, that is not there."""
+    if ":" in part.name and not part.name.startswith("folder:"):
         arguments(_foreign(part.name), part.options, where)
-    elif part.options:
-        known_key(next(iter(part.options.keys() - {"seed"}), "seed"), ["seed"], where)
-        conform(part.options["seed"], int, f"{where}: seed")
+        return
+    conform(part.options.get("seed", 0), int, f"{where}: seed")
+    plan(_wanted(part))
 
 
-def make_scenario(part: NamedPart, root: str | PathLike[str] | None = None) -> Scenario:
-    """The scenario with its data."""
-    if ":" not in part.name:
-        return scenario(part.name, root=root, **part.options)
+def make_scenario(part: NamedPart, root: Path | None = None, progress: Progress | None = None) -> Scenario:
+    """The scenario with its data; `progress` hears how far decoding is."""
+    if ":" not in part.name or part.name.startswith("folder:"):
+        return scenario(_wanted(part), seed=part.options.get("seed", 0), root=root, progress=progress)
     made = _foreign(part.name)(**part.options)
     if not isinstance(made, Scenario):
         raise ValueError(f"'{part.name}' returned {type(made).__name__}; a scenario function returns a Scenario")
     return made
+
+
+def _wanted(part: NamedPart) -> str | dict[str, Any]:
+    """A scenario's name, or the keys of a plan of one's own (data, tasks, sizes, groups, ...)."""
+    keys = {key: value for key, value in part.options.items() if key != "seed"}
+    return {"name": part.name, **keys} if keys else part.name
 
 
 def check_network(part: NamedPart, where: str) -> None:

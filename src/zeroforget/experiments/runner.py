@@ -7,16 +7,16 @@ import dataclasses
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
@@ -38,12 +38,12 @@ def run(
     experiment: Experiment,
     out: Path,
     *,
-    data_root: str | PathLike[str] | None = None,
+    data_root: Path | None = None,
     watch: Watch | None = None,
 ) -> list[Results]:
     """Every run of the experiment below `out`; those that are finished are read, those begun go on."""
     watch = watch or Watch()
-    data = _Data(data_root)
+    data = _Data(data_root, watch)
     results: list[Results] = []
     failures: list[str] = []
     for config in experiment.runs():
@@ -62,14 +62,15 @@ def run(
 class _Data:
     """Scenarios, read when they are first needed: a run that is finished needs none."""
 
-    root: str | PathLike[str] | None
+    root: Path | None
+    watch: Watch
     part: NamedPart | None = None
     scenario: Scenario | None = None
 
     def __call__(self, part: NamedPart) -> Scenario:
         if self.scenario is None or part != self.part:
             self.scenario = None  # one data set in memory at a time
-            self.part, self.scenario = part, make_scenario(part, self.root)
+            self.part, self.scenario = part, make_scenario(part, self.root, self.watch.loading)
         return self.scenario
 
 
@@ -248,12 +249,15 @@ def digest(tensor: Tensor) -> str:
 
 
 def parameters(method: Method) -> int:
-    """How many numbers the network and its heads hold, frozen or not."""
-    parts: Iterable[nn.Parameter] = [*method.net.parameters(), *method.heads.parameters()]
-    return sum(p.numel() for p in {id(p): p for p in parts}.values())
+    """How many numbers the network (at the newest task's width, if it grows) and all heads hold, frozen or not."""
+    net: nn.Module = method.net
+    heads: nn.Module = method.heads
+    if isinstance(net, GrowingNetwork):
+        heads = net.get_submodule("heads")
+        net = net.dense(len(method.specs) - 1).get_submodule("features")
+    return sum(p.numel() for p in [*net.parameters(), *heads.state_dict().values()])
 
 
 def widths(net: nn.Module, task: int) -> dict[str, int]:
     """The width of each axis of a growing network after a task; nothing for others."""
-    births = getattr(net, "births", None)
-    return {} if births is None else {axis: int((born <= task).sum()) for axis, born in births.items()}
+    return net.widths(task) if isinstance(net, GrowingNetwork) else {}

@@ -83,7 +83,7 @@ class Search:
         if both:
             chosen = self._stability(chosen.lr, (1 - self.settings.drop) * (reached or 0.0))
         method, log = self._trained.get(chosen.name) or self._train(chosen.name, chosen.lr, chosen.value)
-        log.notes["search"] = {
+        log.notes["hyperparameters"] = {
             "lr": chosen.lr,
             "option": option if both else None,
             "value": chosen.value if both else None,

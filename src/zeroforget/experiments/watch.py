@@ -13,6 +13,9 @@ from zeroforget.training import Progress
 class Watch:
     """Looks on and does nothing."""
 
+    def loading(self, what: str, done: int, total: int) -> None:
+        """Data are being read; a total of 0 is not known."""
+
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """A run starts, or goes on after `finished` tasks."""
 
@@ -85,6 +88,11 @@ class Several(Watch):
 
     def __init__(self, *watches: Watch) -> None:
         self.watches = watches
+
+    def loading(self, what: str, done: int, total: int) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.loading(what, done, total)
 
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """Tell each."""
