@@ -40,11 +40,13 @@ class FeatureNorm(nn.Module):
     def __init__(self, covered: Places, like: Tensor) -> None:
         super().__init__()
         self.covered = covered
-        self.scale = nn.Parameter(like.new_ones(len(covered)))
-        self.shift = nn.Parameter(like.new_zeros(len(covered)))
+        self.scale = nn.Parameter(like.new_ones(len(covered))) if len(covered) else None
+        self.shift = nn.Parameter(like.new_zeros(len(covered))) if len(covered) else None
 
     def vectors(self, features: int) -> tuple[Tensor, Tensor]:
         """Scale and shift for all features of the layer: identity where none is covered."""
+        assert self.scale is not None
+        assert self.shift is not None
         rest = features - len(self.covered)
         if self.covered.start == 0:
             ones, zeros = self.scale.new_ones(rest), self.shift.new_zeros(rest)
@@ -152,30 +154,31 @@ class GrowingNorm(nn.Module):
         super().__init__()
         self.labels = dict(labels)
         self.tasks = nn.ModuleList()
-        self._model = [copy.deepcopy(plain)]  # in a list, so that it is not a submodule
+        self.given: nn.Module | None = copy.deepcopy(plain)  # what the first task starts from
+        seal(self.given)
+        self._model = (copy.deepcopy(plain).to("meta"),)  # only its shape of a module; in a tuple: not a submodule
 
     def add_task(self, births: Births, task: int, numbers: Mapping[str, Any]) -> None:
         """Start as the task before was (the first one as the network was given); new features at the identity."""
-        before = self.tasks[-1] if len(self.tasks) else None
-        if before is None:
-            source, keep = dict(_tensors(self._model[0])), 0
-        else:
-            source, keep = dict(_tensors(before)), task - 1
+        before = self.tasks[-1] if len(self.tasks) else self.given
+        assert before is not None
+        source = dict(_tensors(before))
+        if task > 0:
             seal(before)
         new = copy.deepcopy(self._model[0])
         for name, labels in self.labels.items():
             where = [births_of(label, births) for label in labels]
             value = source[name]
-            if before is None:
+            if task == 0:
                 value = select(value, [(d, b <= 0) for d, b in enumerate(where)])
             elif name == "num_batches_tracked":
                 value = torch.zeros_like(value)
             else:
-                value = _widen(value, where, keep, 1.0 if name in {"weight", "running_var"} else 0.0)
+                value = _widen(value, where, task - 1, 1.0 if name in {"weight", "running_var"} else 0.0)
             _assign(new, name, value)
         for attribute, number in numbers.items():
             setattr(new, attribute, number)
-        self._model[0].to("meta")  # only its shape of a module is needed from now on
+        self.given = None
         self.tasks.append(new.train(self.training))
 
     def drop_task(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +154,10 @@ class GrowingTensor(nn.Module):
                 old = self.block.old_out.take(self.value.data, self.row).clone()
                 self.block.new_in.put(old, self.col, self.cols.data)
                 self.block.old_out.put(self.value.data, self.row, old)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.sync()
+        super()._save_to_state_dict(*args, **kwargs)
 
     def at(self, task: int) -> Tensor:
         """The values that a task uses, as a contiguous copy."""
