@@ -38,12 +38,14 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
     with Image.open(path) as opened:
         image = opened.convert("RGBA").convert("RGB") if opened.mode == "P" else opened.convert("RGB")
     width, height = image.size
-    left, top, right, bottom = box or (0, 0, width, height - trim)
+    left, top, right, bottom = (round(edge) for edge in box or (0, 0, width, height - trim))
     region = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
-    if region[2] - region[0] < 1 or region[3] - region[1] < 1:
-        raise ValueError(f"its box {tuple(region)} is empty; the image is {width}x{height}")
-    if image.size != (size, size) or region != (0, 0, width, height):
-        image = image.resize((size, size), Image.Resampling.BILINEAR, box=region)
+    if region[2] <= region[0] or region[3] <= region[1]:
+        raise ValueError(f"its box {region} is empty; the image is {width}x{height}")
+    if region != (0, 0, width, height):
+        image = image.crop(region)  # resize's own box would let what lies around it shine in
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
 
 

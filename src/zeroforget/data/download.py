@@ -28,7 +28,7 @@ def download(entry: Source, root: Path, progress: Progress | None = None, keep: 
     folder = root / entry.folders[0].partition("/")[0]
     folder.mkdir(parents=True, exist_ok=True)
     for archive in entry.archives:
-        if (folder / archive.gives).exists() and (archive.unpack or archive.file == archive.gives):
+        if (folder / archive.gives).exists():
             continue
         path = folder / archive.file
         fetched = not path.exists()
@@ -88,6 +88,7 @@ def _persist(url: str, part: Path, progress: Progress | None) -> None:
         try:
             return _transfer(url, part, progress)
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code not in (408, 429, 500, 502, 503, 504):
                 raise
             failure: Exception = error

@@ -9,6 +9,8 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
+from typing import Self
 
 from zeroforget.data.collection import DataError, Progress
 
@@ -65,9 +67,22 @@ def safe_name(name: str, archive: Path) -> PurePosixPath:
     return path
 
 
+class _Whole(tarfile.TarInfo):
+    """tarfile takes a header cut short or overwritten for the end of the archive; only the mark of the end is one."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile)
+        except EOFHeaderError:
+            raise
+        except HeaderError as error:
+            raise ReadError(f"{error} at byte {tarfile.offset}") from error
+
+
 def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
     size = archive.stat().st_size
-    with tarfile.open(archive) as tar:
+    with tarfile.open(archive, tarinfo=_Whole) as tar:
         for count, member in enumerate(tar):
             place = into / safe_name(member.name, archive)
             if member.isdir():

@@ -71,7 +71,7 @@ def _task(
     for index, part in enumerate(classes):
         if not len(train[index]) or not len(final[index]):
             raise ValueError(
-                f"data set '{collection.name}': class '{part}' has {len(train[index])} training and "
+                f"data set '{collection.name}': class '{part}' has {len(train[index]) + len(val[index])} training and "
                 f"{len(final[index])} test images; each class needs some of both"
             )
     return Task(

@@ -34,6 +34,19 @@ def pairs(path: Path) -> Iterator[tuple[str, str]]:
         yield first, rest.strip()
 
 
+def numbers(path: Path, count: int) -> dict[str, list[float]]:
+    """The first word of each line to the `count` numbers that follow it."""
+    table = {}
+    for name, rest in pairs(path):
+        try:
+            table[name] = [float(part) for part in rest.split()]
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: {error}, after '{name}'") from error
+        if len(table[name]) != count:
+            raise DataError(f"{path} is damaged: '{name}' is followed by {len(table[name])} numbers, not {count}")
+    return table
+
+
 def matlab(path: Path, *names: str) -> tuple[Any, ...]:
     """Variables of a MATLAB file, without their dimensions of size one."""
     from scipy.io import loadmat

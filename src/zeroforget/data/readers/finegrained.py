@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from zeroforget.data.collection import DataError, Listing
-from zeroforget.data.readers.files import lines, listing, matlab, pairs
+from zeroforget.data.readers.files import lines, listing, matlab, numbers, pairs
 
 
 def read_flowers(folder: Path) -> Listing:
@@ -26,16 +26,16 @@ def read_flowers(folder: Path) -> Listing:
 def read_birds(folder: Path) -> Listing:
     """CUB-200-2011, each image with the box around its bird."""
     classes = [name for _, name in pairs(folder / "classes.txt")]
-    label = {image: int(value) - 1 for image, value in pairs(folder / "image_class_labels.txt")}
-    train = {image: value == "1" for image, value in pairs(folder / "train_test_split.txt")}
-    corner = {image: [float(part) for part in value.split()] for image, value in pairs(folder / "bounding_boxes.txt")}
+    label = numbers(folder / "image_class_labels.txt", 1)
+    train = numbers(folder / "train_test_split.txt", 1)
+    corner = numbers(folder / "bounding_boxes.txt", 4)
     rows, boxes = [], []
     for image, name in pairs(folder / "images.txt"):
         for table, where in ((label, "image_class_labels"), (train, "train_test_split"), (corner, "bounding_boxes")):
             if image not in table:
                 raise DataError(f"{folder / where}.txt is damaged: it says nothing of image {image} ({name})")
         x, y, width, height = corner[image]
-        rows.append((f"images/{name}", label[image], not train[image]))
+        rows.append((f"images/{name}", int(label[image][0]) - 1, train[image][0] == 0))
         boxes.append((x, y, x + width, y + height))
     return listing(folder, rows, classes, boxes=boxes)
 

@@ -61,15 +61,15 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file, its keys as text, its numpy arrays of bytes as arrays."""
     try:
         value = _interpret(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("it holds no dictionary")
+        return {_text(key): array(item) if isinstance(item, Recipe) else item for key, item in value.items()}
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing") from error
     except DataError as error:
         raise DataError(f"{path} is refused: {error}") from error
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} is damaged: it holds no dictionary")
-    return {_text(key): array(item) if isinstance(item, Recipe) else item for key, item in value.items()}
 
 
 def _text(key: Any) -> str:
@@ -81,8 +81,6 @@ def array(recipe: Recipe) -> npt.NDArray[np.uint8]:
     _, shape, dtype, fortran, raw = recipe.state
     if not recipe.function.endswith("_reconstruct") or dtype.arguments[0] not in ("u1", b"u1"):
         raise DataError("it holds something else than arrays of bytes")
-    if isinstance(raw, Recipe):  # Python 3 writes bytes at protocol 2 as text and its encoding
-        raw = raw.arguments[0]
     content = raw.encode("latin-1") if isinstance(raw, str) else raw
     return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
@@ -153,7 +151,10 @@ def _described(machine: _Machine, name: str, argument: Any) -> None:
         function, arguments = machine.top(2)
         if function not in ALLOWED:
             raise DataError("it calls something that is not a known function")
-        machine.stack.append(Recipe(function, arguments))
+        if function == "_codecs encode":  # how Python 3 writes bytes at protocol 2: as text and its encoding
+            machine.stack.append(str(arguments[0]).encode("latin-1"))
+        else:
+            machine.stack.append(Recipe(function, arguments))
     elif name == "BUILD":
         state = machine.stack.pop()
         machine.stack[-1].state = state

@@ -1,0 +1,73 @@
+"""What `zeroforget scenarios` and `zeroforget data` print, run as a user runs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.data import helpers
+from typer.testing import CliRunner
+
+from zeroforget.cli import app
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROFORGET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZEROFORGET_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_scenarios_say_what_is_ready(tmp_path: Path) -> None:
+    helpers.flowers(tmp_path / "data" / "flowers")
+    rows = {line.split()[0]: line.split()[1:] for line in run("scenarios").splitlines() if "/" in line.split(" ")[0]}
+    assert rows["digits/5"] == ["5", "10", "1,442", "355", "ready"]
+    assert rows["flowers/4"] == ["4", "102", "2,040", "6,149", "ready"]
+    assert rows["tiny-imagenet/large-first"] == ["10", "200", "100,000", "10,000", "needs", "tiny-imagenet"]
+    assert rows["imagenet/10"][:4] == ["10", "1,000", "1,281,167", "50,000"]
+    assert "needs scenes, birds, cars, aircraft, actions" in run("scenarios")
+
+
+def test_data_root_is_an_option(tmp_path: Path) -> None:
+    helpers.mnist(tmp_path / "elsewhere" / "mnist")
+    assert re.search(r"^mnist +10 +60,000 +10,000 +no", run("data"), re.MULTILINE)
+    assert re.search(r"^mnist .* yes ", run("data", "--data-root", str(tmp_path / "elsewhere")), re.MULTILINE)
+
+
+def test_status_of_a_data_set(tmp_path: Path) -> None:
+    output = run("data", "flowers")
+    assert "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/102flowers.tgz" in output
+    assert "md5:52808999861908f626f3c1f4e79d11fa" in output
+    assert "lacks jpg, imagelabels.mat, setid.mat" in output
+    helpers.flowers(tmp_path / "data" / "flowers")
+    assert f"on this disk: {tmp_path / 'data' / 'flowers'}" in run("data", "flowers")
+    assert "no checksum known" in run("data", "actions")
+    assert "ready" in run("data", "digits", "--download")
+
+
+def test_prepare_decodes_and_counts(tmp_path: Path) -> None:
+    helpers.flowers(tmp_path / "data" / "flowers")
+    output = run("data", "flowers", "--prepare")
+    assert "flowers: 4 classes, 12 training and 12 test images" in output
+    assert "this copy differs" in output
+    assert len(list((tmp_path / "cache").glob("flowers-*/images.npy"))) == 1
+    assert "differs" not in run("data", "digits", "--prepare")
+
+
+def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["data", "flower"], "did you mean 'flowers'"),
+        (["data", "--download"], "say which data set"),
+        (["data", "flowers", "--prepare"], "is not on this disk"),
+        (["data", "imagenet", "--download"], "ask for access"),
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert isinstance(result.exception, ValueError)
+        assert message in str(result.exception)

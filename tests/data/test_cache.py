@@ -1,0 +1,186 @@
+"""Images are decoded once, into a file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.data import helpers
+
+from zeroforget.data import DataError, load, load_folder
+from zeroforget.data.cache import decoded, fingerprint
+from zeroforget.data.collection import Treatment
+from zeroforget.data.decode import decode, decode_all
+from zeroforget.data.readers.folder import read_folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    for label in range(3):
+        for place in range(6):
+            helpers.picture(folder / f"class{label}" / f"{place}.jpg", 10 * label + place)
+    return folder
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted(path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+
+
+def test_the_second_time_nothing_is_decoded(photos: Path, tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    first = load_folder(photos, 32, lambda *told: heard.append(told))
+    assert heard == [("decoding photos", 18, 18)]
+    again = load_folder(photos, 32, lambda *told: heard.append(told))
+    assert len(heard) == 1
+    assert torch.equal(first.images, again.images)
+    assert len(entries(tmp_path)) == 1
+
+
+def test_images_stay_on_disk_and_cannot_be_changed_there(photos: Path, tmp_path: Path) -> None:
+    images = load_folder(photos, 32).images
+    path = entries(tmp_path)[0] / "images.npy"
+    before = path.read_bytes()
+    images[0] = 0
+    images[1:3] += 1
+    assert path.read_bytes() == before
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert str(path) in maps.read_text()
+
+
+def test_a_changed_file_or_treatment_is_decoded_anew(photos: Path, tmp_path: Path) -> None:
+    load_folder(photos, 32)
+    load_folder(photos, 16)
+    assert len(entries(tmp_path)) == 2
+    helpers.picture(photos / "class0" / "0.jpg", 99)
+    changed = load_folder(photos, 32).images
+    assert len(entries(tmp_path)) == 3
+    expected = torch.tensor(helpers.colour(99)).float()
+    assert (changed[0].float().mean((1, 2)) - expected).abs().max() <= 4
+
+
+def test_the_fingerprint_sees_names_sizes_times_boxes_and_treatment(photos: Path) -> None:
+    listing = read_folder(photos)
+    seen = {fingerprint(listing, Treatment(32)), fingerprint(listing, Treatment(32, trim=1))}
+    os.utime(photos / "class1" / "2.jpg", ns=(1, 1))
+    seen.add(fingerprint(listing, Treatment(32)))
+    (photos / "class2" / "5.jpg").rename(photos / "class2" / "6.jpg")
+    seen.add(fingerprint(read_folder(photos), Treatment(32)))
+    assert len(seen) == 4
+    with pytest.raises(DataError, match=r"5\.jpg is missing"):
+        fingerprint(listing, Treatment(32))
+
+
+def test_all_damaged_images_are_named_and_nothing_is_kept(photos: Path, tmp_path: Path) -> None:
+    for name in ("class0/3.jpg", "class2/1.jpg"):
+        (photos / name).write_bytes((photos / name).read_bytes()[:300])
+    heard: list[str] = []
+    with pytest.raises(DataError, match=r"2 image\(s\) of 'photos' cannot be used: .*class0/3\.jpg .*class2/1\.jpg "):
+        load_folder(photos, 32, lambda what, done, total: heard.append(what))
+    assert sum("cannot be decoded" in what for what in heard) == 2
+    assert entries(tmp_path) == []
+
+
+def test_no_room_is_said_before_the_work(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
+    with pytest.raises(DataError, match=r"GB, but .* has 0\.0 GB left; make room or set ZEROFORGET_CACHE"):
+        load_folder(photos, 32)
+
+
+def test_many_processes_decode_what_one_does(tmp_path: Path) -> None:
+    for number in range(40):
+        helpers.picture(tmp_path / "many" / f"{number}.jpg", number, (20 + number, 30))
+    items = [
+        (str(tmp_path / "many" / f"{number % 40}.jpg"), (0, 0, 10, 10) if number % 2 else None) for number in range(600)
+    ]
+    items[5] = (str(tmp_path / "none.jpg"), None)
+    told: list[int] = []
+    results = []
+    for workers in (1, 3):
+        path = tmp_path / f"{workers}.npy"
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(600, 3, 16, 16))
+        damaged = decode_all(str(path), items, 16, 0, workers, lambda done, bad: told.append(done))
+        assert damaged == [(str(tmp_path / "none.jpg"), "is missing")]
+        results.append(np.load(path))
+    assert np.array_equal(*results)
+    assert np.array_equal(results[1][7], decode(*items[7][:1], 16, items[7][1]))
+    assert told[-1] == 600
+
+
+def test_a_folder_of_nonsense_is_given_up_early(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.jpg").write_bytes(b"x")
+    np.lib.format.open_memmap(tmp_path / "a.npy", mode="w+", dtype=np.uint8, shape=(3000, 3, 8, 8))
+    items = [(str(tmp_path / "bad" / "x.jpg"), None)] * 3000
+    for workers in (1, 2):
+        assert len(decode_all(str(tmp_path / "a.npy"), items, 8, 0, workers, lambda done, bad: None)) < 1000
+
+
+def test_a_box_off_the_image_is_reported(tmp_path: Path) -> None:
+    path = helpers.picture(tmp_path / "a.jpg", 1, (10, 10))
+    with pytest.raises(ValueError, match="empty"):
+        decode(str(path), 8, (20, 20, 30, 30))
+    assert decode(str(path), 8, (-5, -5, 300, 300)).shape == (3, 8, 8)
+
+
+def _race(photos: Path, cache: Path, start: float, out: Path) -> None:
+    os.environ["ZEROFORGET_CACHE"] = str(cache)
+    listing = read_folder(photos)
+    heard: list[str] = []
+    time.sleep(max(0.0, start - time.time()))
+    images = decoded("photos", listing, Treatment(32), lambda what, done, total: heard.append(what))
+    out.write_text(f"{int(images.long().sum())} {len(heard)}")
+
+
+def test_two_processes_at_once_share_one_entry(photos: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    cache = tmp_path / "cache"
+    for round_ in range(3):
+        start = time.time() + 0.1
+        outs = [tmp_path / f"out{round_}{place}" for place in range(3)]
+        racers = [context.Process(target=_race, args=(photos, cache / str(round_), start, out)) for out in outs]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+            assert racer.exitcode == 0
+        sums, heard = zip(*(map(int, out.read_text().split()) for out in outs), strict=True)
+        assert len(set(sums)) == 1
+        assert sorted(heard) == [0, 0, 1]  # one decoded, the others waited for it
+        assert len([path for path in (cache / str(round_)).iterdir() if path.is_dir()]) == 1
+
+
+def test_a_killed_process_leaves_no_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "big"
+    for number in range(60):
+        helpers.picture(folder / f"class{number % 2}" / f"{number}.jpg", number, (900, 700))
+    script = (
+        "import sys; from zeroforget.data import load_folder\n"
+        "load_folder(sys.argv[1], 400, lambda *told: print(*told, flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=os.environ)
+    cache = tmp_path / "cache"
+    deadline = time.time() + 30
+    while not list(cache.glob("*.part-*/images.npy")) and process.poll() is None and time.time() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not [path for path in cache.glob("big-*") if path.is_dir() and ".part-" not in path.name]
+    images = load_folder(folder, 400).images
+    assert images.shape == (60, 3, 400, 400)
+    assert [path.name for path in cache.iterdir() if ".part-" in path.name] == []
+
+
+def test_digits_need_no_cache(tmp_path: Path) -> None:
+    assert len(load("digits")) == 1797
+    assert not (tmp_path / "cache").exists()

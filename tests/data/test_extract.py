@@ -1,0 +1,104 @@
+"""Archives that try to write elsewhere are refused, and nothing of them stays."""
+
+from __future__ import annotations
+
+import io
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from zeroforget.data.collection import DataError
+from zeroforget.data.extract import unpack
+
+
+def tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for member, body in members:
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    return path
+
+
+def plain(name: str) -> tarfile.TarInfo:
+    return tarfile.TarInfo(name)
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+EVIL_NAMES = ("../out", "a/../../out", "/tmp/zeroforget-out", "..\\out", "C:\\out", "C:out", "\\out", "a/..")
+
+
+@pytest.mark.parametrize("name", EVIL_NAMES)
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_paths_that_lead_outside_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / f"evil.{kind}"
+    if kind == "tar":
+        tar(path, (plain("good"), b"good"), (plain(name), b"evil"))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("good", "good")
+            member = zipfile.ZipInfo("x")
+            member.filename = name
+            archive.writestr(member, "evil")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match="leads outside"):
+        unpack(path, tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "into"])
+    assert not Path("/tmp/zeroforget-out").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    path = tar(tmp_path / "evil.tar", (link("way", str(outside), kind), b""), (plain("way/file"), b"evil"))
+    with pytest.raises(DataError, match="'way' is a link or a device"):
+        unpack(path, tmp_path / "into")
+    assert not list(outside.iterdir())
+    assert not list((tmp_path / "into").iterdir())
+
+
+def test_links_in_a_zip_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "evil.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        member = zipfile.ZipInfo("way")
+        member.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(member, "/etc")
+    with pytest.raises(DataError, match="'way' is a link"):
+        unpack(path, tmp_path / "into")
+
+
+@pytest.mark.parametrize("name", ["cut.tar", "cut.zip", "cut.tgz"])
+def test_a_broken_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("zip"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a", b"a" * 5000)
+    else:
+        with tarfile.open(path, "w:gz" if name.endswith("tgz") else "w") as archive:
+            for letter in "abcdefgh":
+                member = tarfile.TarInfo(letter)
+                member.size = 5000
+                archive.addfile(member, io.BytesIO(letter.encode() * 5000))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(DataError, match=f"{name} cannot be unpacked"):
+        unpack(path, tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
+def test_what_is_there_already_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "into"
+    (target / "a").mkdir(parents=True)
+    (target / "a" / "mine").write_text("mine")
+    path = tar(tmp_path / "good.tar", (plain("a/new"), b"new"), (plain("b/new"), b"new"))
+    unpack(path, target)
+    found = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
+    assert found == ["a/mine", "a/new", "b/new"]
