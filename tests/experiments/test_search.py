@@ -92,7 +92,8 @@ def test_finished_trials_are_read_from_the_file(tmp_path: Path) -> None:
     first, second = Bench(second=False), Bench(second=False)
     log = first.learn(0, settings, 1.0, tmp_path / "search.json")
     again = second.learn(0, settings, 1.0, tmp_path / "search.json")
-    assert second.learned == [f"lr-{log.notes["hyperparameters"]['lr']:g}"]  # only the chosen one is trained, to have it
+    chosen = log.notes["hyperparameters"]["lr"]
+    assert second.learned == [f"lr-{chosen:g}"]  # only the chosen one is trained, to have it
     assert again.notes["hyperparameters"] == log.notes["hyperparameters"]
     for name, tensor in first.method.state_dict().items():
         assert torch.equal(tensor, second.method.state_dict()[name])

@@ -1,0 +1,100 @@
+"""`zeroforget run` and `zeroforget table`, as one types them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.experiments.helpers import write_toml
+from typer.testing import CliRunner
+
+from zeroforget.cli import app
+from zeroforget.experiments.display import Live
+from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.runner import run
+
+
+def zeroforget(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_run_prints_progress_and_the_table_and_does_not_repeat(tmp_path: Path) -> None:
+    file = write_toml(tmp_path, epochs=1)
+    words = ("run", file, "--out", tmp_path / "out", "--methods", "pulled,finetuning", "--set", "pulled.strength=0.5")
+    first = zeroforget(*words)
+    assert "[1/2] pulled on tests.experiments.helpers:three_digits, seed 0" in first
+    assert "task 3/3 digits-4:" in first
+    assert "Finetuning" in first
+    again = zeroforget(*words)
+    assert "[2/2] finetuning on tests.experiments.helpers:three_digits, seed 0: finished before" in again
+    assert "task 3/3" not in again
+    assert again.splitlines()[-5:] == first.splitlines()[-5:]
+
+
+def test_seeds_device_and_tensorboard(tmp_path: Path) -> None:
+    file = write_toml(tmp_path, epochs=1, tasks=2)
+    out = tmp_path / "out"
+    words = ["--seeds", "3,4", "--device", "cpu", "--tensorboard", "--methods", "finetuning", "--data-root", tmp_path]
+    text = zeroforget("run", file, "--out", out, *words)
+    assert "±" in text
+    assert sorted(p.parent.name for p in out.rglob("config.json")) == ["seed-3", "seed-4"]
+    events = list(out.rglob("events.out.tfevents.*"))
+    assert len(events) == 2
+    assert b"task-2/phase-0/val_accuracy" in events[0].read_bytes()
+    assert b"accuracy/average" in events[0].read_bytes()
+
+
+def test_table_in_every_format(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(Experiment.load(write_toml(tmp_path, epochs=1, tasks=2)), out)
+    assert "Avg." in zeroforget("table", out)
+    assert zeroforget("table", out, "-f", "markdown").startswith("**tests.experiments.helpers:three_digits")
+    assert "\\toprule" in zeroforget("table", out, "--format", "latex")
+    assert zeroforget("table", out, "-f", "csv").startswith("table,method,source,seeds,task,accuracy,forgetting,std\n")
+    assert "The paper has no table" in zeroforget("table", out, "--beside", "paper")
+    assert "bits kept" in zeroforget("table", out, "--costs")
+    file = tmp_path / "table.tex"
+    assert f"wrote {file}" in zeroforget("table", out, "-f", "latex", "-o", file)
+    assert "\\bottomrule" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "pulledd"], "no method 'pulledd'"),
+        (["--seeds", "a"], "--seeds wants whole numbers"),
+        (["--set", "regime.epoch=1"], "did you mean 'epochs'"),
+    ],
+)
+def test_mistakes_are_value_errors_that_main_prints_in_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        zeroforget("run", write_toml(tmp_path), "--out", tmp_path, *words)
+
+
+def test_a_terminal_sees_bars(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    experiment = Experiment.load(write_toml(tmp_path, epochs=15), methods=["pulled"])
+    with Live(console, 1) as watch:
+        watch.loading("pictures", 3, 10)
+        run(experiment, tmp_path / "out", watch=watch)
+        run(experiment, tmp_path / "out", watch=watch)
+    shown = screen.getvalue()
+    assert "pulled · task" in shown
+    assert "epoch" in shown
+    assert "left" in shown
+    assert "finished before" in shown
+
+
+def test_results_of_a_run_are_plain_json(tmp_path: Path) -> None:
+    run(Experiment.load(write_toml(tmp_path, epochs=1, tasks=2), methods=["finetuning"]), tmp_path)
+    (file,) = tmp_path.rglob("results.json")
+    values = json.loads(file.read_text())
+    assert values["method"] == "finetuning"
+    assert values["tasks"] == [{"name": "digits-0", "classes": 2}, {"name": "digits-2", "classes": 2}]
+    assert values["environment"]["command"]
