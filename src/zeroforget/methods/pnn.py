@@ -1,0 +1,163 @@
+"""Progressive neural networks: a column for each task, listening to those before."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.axes import CannotGrow, find_axes
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.columns import Start, connect, lateral_size, layers_of, narrowed, run
+from zeroforget.methods.importance import evaluating
+from zeroforget.training.evaluate import Predictor
+
+
+class Pnn(Method):
+    """Give each task a network of its own whose every layer also reads, through an adapter, what older ones computed.
+
+    Rusu et al., "Progressive Neural Networks", 2016. Old columns are frozen, in eval mode and outside the optimizer. So
+    that comparisons are fair, columns are narrower than the network given: all together, laterals included, have no
+    more parameters than it.
+
+    Options:
+        tasks: how many columns share the network's number of parameters; later ones come on top.
+        full: make every column as wide as the network instead.
+    """
+
+    name = "pnn"
+    family = "distillation"
+    zero_forgetting = True
+    grows = True
+    overhead_formula = "duplicate per task"
+
+    def __init__(self, net: nn.Module, example: Tensor, *, tasks: int = 5, full: bool = False) -> None:
+        if tasks < 1:
+            raise ValueError(f"tasks is how many columns share the network's parameters, so at least 1, not {tasks}")
+        super().__init__(net if full or tasks == 1 else shrunk(net, example, tasks), example)
+        self.start = Start(self.net)
+        self.columns = nn.ModuleList()
+        """Columns after the first, which is `net`."""
+        self.laterals = nn.ModuleList()
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """A head, a fresh column, and laterals from every column before."""
+        super().add_task(spec)
+        index = len(self.specs) - 1
+        if index:
+            self.columns.append(copy.deepcopy(self.net))
+            self.start.renew(self.columns[-1])
+            with evaluating(self):
+                self.laterals.append(connect(lambda x: self._column(index, x), self.get_buffer("example"), index))
+        else:
+            self.laterals.append(nn.ModuleList())
+
+    def drop_task(self) -> None:
+        """Take them back."""
+        super().drop_task()
+        del self.laterals[-1]
+        if self.specs:
+            del self.columns[-1]
+
+    def column(self, task: int) -> nn.Module:
+        """A task's own network, without head and laterals."""
+        return self.columns[task - 1] if task else self.net
+
+    def _column(self, task: int, x: Tensor) -> Tensor:
+        logits: Tensor = self.heads[task](self.column(task)(x))
+        return logits
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """Old columns stay in eval mode: no batch moves their statistics."""
+        super().train(mode)
+        for task in range(len(self.specs) - 1):
+            self.column(task).eval()
+        return self
+
+    def _learning(self) -> dict[str, nn.Module]:
+        task = len(self.specs) - 1
+        column = f"columns.{task - 1}" if task else "net"
+        return {
+            column: self.column(task),
+            f"laterals.{task}": self.laterals[task],
+            f"heads.{task}": self.heads[task],
+        }
+
+    def trainable(self) -> Iterable[nn.Parameter]:
+        """The newest column, its laterals and its head."""
+        for part in self._learning().values():
+            yield from part.parameters()
+
+    def moving(self) -> dict[str, Tensor]:
+        """The same, statistics included."""
+        prefixes = tuple(f"{name}." for name in self._learning())
+        return {name: t for name, t in self.state_dict().items() if name.startswith(prefixes)}
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """Every column up to the task's, each with what it hears of those before (eq. 2)."""
+        heard: list[list[Tensor]] = []
+        with torch.no_grad():
+            for index in range(task):
+                heard.append(self._run(index, x, heard)[1])
+        return self._run(task, x, heard)[0]
+
+    def _run(self, task: int, x: Tensor, heard: list[list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        laterals = self.laterals[task]
+        assert isinstance(laterals, nn.ModuleList)
+        return run(lambda x: self._column(task, x), x, list(laterals), heard)
+
+    def predictor(self, task: int) -> Predictor:
+        """The columns up to the task's; never with gradients, so that it always runs the same way."""
+        self.eval()
+
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return self.forward(x, task)
+
+        return predict
+
+    def overhead(self) -> Overhead:
+        """Every column after the first, and all laterals."""
+        parts = (self.columns, self.laterals)
+        kept = sum(bits(*part.parameters(), *part.buffers()) for part in parts)
+        return Overhead(training=kept, inference=kept)
+
+
+def shrunk(net: nn.Module, example: Tensor, tasks: int) -> nn.Module:
+    """The widest network of the same architecture of which so many columns with their laterals fit into `net`."""
+    try:
+        axes = find_axes(net, example)
+    except CannotGrow as error:
+        raise ValueError(f"pnn cannot make narrower columns of this network ({error}); use full=True") from error
+    shape = copy.deepcopy(net).to("meta").eval()
+    room = sum(p.numel() for p in net.parameters())
+
+    def widths(share: float) -> Mapping[str, int]:
+        return {axis: max(1, int(size * share)) for axis, size in axes.sizes.items()}
+
+    def fits(share: float) -> bool:
+        return size_of(narrowed(shape, axes, widths(share)), example.to("meta"), tasks) <= room
+
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return narrowed(net, axes, widths(low))
+
+
+def size_of(column: nn.Module, x: Tensor, tasks: int) -> int:
+    """How many parameters so many columns and the laterals between them have, without heads."""
+    size = tasks * sum(p.numel() for p in column.parameters())
+    laterals = [
+        (lateral_size(layer, [layer.inputs] * k)) for layer in layers_of(column, x)[1:] for k in range(1, tasks)
+    ]
+    return size + sum(laterals)
