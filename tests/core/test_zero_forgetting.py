@@ -104,7 +104,7 @@ def test_gradients_and_optimizer_hold_less_than_an_eighth_of_the_network() -> No
     net.add_task("0", 10)
     net.add_task("1", 10, growth=0.05)
     whole = sum(p.numel() for p in plain.parameters())
-    assert net.widths() == {axis: size for axis, size in net.axes.sizes.items()}
+    assert net.widths() == dict(net.axes.sizes)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     net.train()
     net(x, "1").sum().backward()

@@ -37,11 +37,14 @@ def unseal(module: nn.Module, like: nn.Module) -> None:
 class FeatureNorm(nn.Module):
     """One task's feature normalization: scale and shift of the features it covers (equation 7)."""
 
+    scale: nn.Parameter | None
+    shift: nn.Parameter | None
+
     def __init__(self, covered: Places, like: Tensor) -> None:
         super().__init__()
         self.covered = covered
-        self.scale = nn.Parameter(like.new_ones(len(covered))) if len(covered) else None
-        self.shift = nn.Parameter(like.new_zeros(len(covered))) if len(covered) else None
+        self.register_parameter("scale", nn.Parameter(like.new_ones(len(covered))) if len(covered) else None)
+        self.register_parameter("shift", nn.Parameter(like.new_zeros(len(covered))) if len(covered) else None)
 
     def vectors(self, features: int) -> tuple[Tensor, Tensor]:
         """Scale and shift for all features of the layer: identity where none is covered."""

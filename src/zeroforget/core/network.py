@@ -89,6 +89,10 @@ class GrowingNetwork(nn.Module):
         """Axis → the task that each of its features was born with."""
         return {axis: births.clone() for axis, births in self._births.items()}
 
+    def births_along(self, layer: GrowingLayer) -> Tensor:
+        """The births of a layer's outputs."""
+        return births_of(layer.grown.labels[0], self._births)
+
     def widths(self, task: str | int | None = None) -> dict[str, int]:
         """Axis → how many features a task (the newest by default) uses."""
         if not self.history:

@@ -1,0 +1,88 @@
+"""Shares of a network turned into features, and the rule of the growth search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.helpers import growing
+from zeroforget.core.growth import Room, smallest_within
+
+
+def two_layers(widths: Mapping[str, float]) -> float:
+    """The weights of 3 → a → b."""
+    return 3 * widths["a"] + widths["a"] * widths["b"]
+
+
+@given(st.integers(8, 400), st.sampled_from([1, 8]))
+def test_the_schedule_of_the_paper_ends_at_the_full_width(full: int, align: int) -> None:
+    room = Room({"a": full, "b": 2 * full}, two_layers, limit=1.0, align=align)
+    shares = room.grow({"a": 0.0, "b": 0.0}, 0.55)
+    widths = [{a: room.width(a, s) for a, s in shares.items()}]
+    for _ in range(9):
+        shares = room.grow(shares, 0.05)
+        widths.append({a: room.width(a, s) for a, s in shares.items()})
+    assert widths[-1] == {"a": full, "b": 2 * full}
+    assert all(before["a"] <= after["a"] for before, after in itertools.pairwise(widths))
+    assert room.left(shares) == pytest.approx(0, abs=1e-9)
+
+
+@given(st.integers(16, 500), st.integers(16, 500), st.floats(0.1, 1.0))
+def test_shares_of_weights_are_shares_of_weights(a: int, b: int, start: float) -> None:
+    room = Room({"a": a, "b": b}, two_layers, limit=1.0, unit="weights")
+    shares = room.grow({"a": 0.0, "b": 0.0}, start)
+    weights = two_layers({axis: room.full[axis] * share for axis, share in shares.items()})
+    assert weights == pytest.approx(start * two_layers({"a": a, "b": b}), rel=1e-6)
+    assert room.left(shares) == pytest.approx(1 - start, abs=1e-6)
+
+
+def test_widths_are_aligned_but_never_beyond_the_limit() -> None:
+    room = Room({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
+    assert room.width("a", 0.5) == 56
+    assert room.width("a", 1.0) == 100
+    assert room.width("b", 0.001) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(dict(unit="bits"), "unit is"), (dict(align=0), "align is"), (dict(limit=-1.0), "limit is")],
+)
+def test_bad_rooms_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Room({"a": 1}, two_layers, **options)  # type: ignore[arg-type]
+
+
+def test_the_smallest_growth_within_the_margin_wins() -> None:
+    growths, accuracies = [0.02, 0.05, 0.1, 0.2], [0.50, 0.585, 0.60, 0.59]
+    assert smallest_within(growths, accuracies, 0.015) == 1
+    assert smallest_within(growths, accuracies, 0.0) == 2
+    assert smallest_within(growths, accuracies, 0.2) == 0
+    assert smallest_within([0.2, 0.1], [0.6, 0.6], 0.0) == 1
+
+
+@pytest.mark.parametrize("unit", ["features", "weights"])
+def test_a_network_grows_by_the_schedule_to_what_was_given(unit: str) -> None:
+    net, _ = growing("vgg16-tiny", start=0.55, unit=unit)
+    net.add_task("0", 2)
+    first = sum(p.numel() for p in net.body.parameters())
+    full = net.room.count({axis: float(size) for axis, size in net.axes.sizes.items()})
+    if unit == "weights":
+        assert first / full == pytest.approx(0.55, abs=0.06)
+    for task in range(1, 10):
+        net.add_task(str(task), 2, growth=0.05)
+    assert net.widths() == dict(net.axes.sizes)
+    assert net.left() == pytest.approx(0, abs=1e-6)
+    net.add_task("no room", 2, growth=0.0)
+    assert net.widths() == dict(net.axes.sizes)
+
+
+def test_aligned_networks_have_aligned_widths() -> None:
+    net, _ = growing("lenet", start=0.5, align=4)
+    net.add_task("0", 2)
+    net.add_task("1", 2, growth=0.1)
+    for axis, width in net.widths().items():
+        assert width % 4 == 0 or width == net.axes.sizes[axis]

@@ -1,0 +1,228 @@
+"""The face of a growing network: what it tells, what it refuses, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.core.helpers import growing, train
+from zeroforget.core.grow import grow
+from zeroforget.core.layers import FeatureNorm, GrowingLayer
+from zeroforget.core.masks import State
+from zeroforget.core.network import GrowingNetwork
+
+
+@pytest.fixture
+def net() -> tuple[GrowingNetwork, Tensor]:
+    net, x = growing("lenet")
+    net.add_task("birds", 3)
+    train(net, x)
+    net.add_task("cars", 5, growth=0.25)
+    train(net, x)
+    return net, x
+
+
+def test_tasks_go_by_name_or_number(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    assert network.tasks == ("birds", "cars")
+    assert torch.equal(network(x, "cars"), network(x, 1))
+    assert network(x, "birds").shape == (6, 3)
+    assert network(x, "cars").shape == (6, 5)
+
+
+def test_births_masks_and_widths_tell_one_story(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, _ = net
+    for axis, births in network.births.items():
+        assert births.tolist() == sorted(births.tolist())
+        assert (births <= 0).sum() == network.widths("birds")[axis]
+        assert len(births) == network.widths()[axis]
+        first, second = network.masks("birds")[axis], network.masks(1)[axis]
+        old = births == 0
+        assert (first[old] == State.NORMAL).all()
+        assert (first[~old] == State.MASKED).all()
+        assert (second[old] == State.FORWARD_ONLY).all()
+        assert (second[~old] == State.NORMAL).all()
+    assert any((births == 1).any() for births in network.births.values())
+
+
+def test_parameters_are_exactly_what_the_newest_task_trains(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    assert [id(p) for p in network.parameters()] == [id(p) for p in network.newborn()]
+    network.train()
+    network(x, "cars").sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+def test_one_axis_can_grow_alone(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    axis = next(iter(network.widths()))
+    before = network.widths()
+    seen = [network(x, k) for k in range(2)]
+    network.add_task("boats", 2, growth={axis: 1})
+    assert network.widths() == before | {axis: before[axis] + 1}
+    train(network, x)
+    assert all(torch.equal(network(x, k), s) for k, s in enumerate(seen))
+
+
+def test_a_task_without_growth_learns_its_head_and_normalization(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    network.add_task("boats", 2)
+    names = [name for name, _ in network.named_parameters()]
+    assert names
+    assert all(name.startswith("heads.2.") or ".norms.2." in name for name in names)
+    seen = network(x, 1)
+    train(network, x)
+    assert torch.equal(network(x, 1), seen)
+
+
+def test_feature_normalization_covers_what_it_says() -> None:
+    for fn, first, second in [("reused", 0, 1), ("all", 1, 2), ("none", 0, 0)]:
+        net, _ = growing("lenet", fn=fn)
+        net.add_task("0", 2)
+        net.add_task("1", 2, growth=0.25)
+        for layer in (m for m in net.body.modules() if isinstance(m, GrowingLayer)):
+            widths = [int((net.births_along(layer) <= k).sum()) for k in range(2)]
+            covered = [len(n.covered) for n in layer.norms if isinstance(n, FeatureNorm)]
+            assert covered[0] == (widths[0] if first else 0)
+            assert covered[1] == {0: 0, 1: widths[0], 2: widths[1]}[second]
+
+
+def test_layers_before_a_normalization_get_no_second_one() -> None:
+    net, _ = growing("resnet18")
+    net.add_task("0", 2)
+    net.add_task("1", 2, growth=0.25)
+    assert not any(".norms." in name for name, _ in net.named_parameters())
+    assert any(".tasks.1." in name for name, _ in net.named_parameters())
+
+
+def test_overhead_counts_masks_and_normalization(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, _ = net
+    packed = sum(-(-len(b) // 4) for b in network.births.values())
+    floats = sum(p.numel() for name, p in network.named_parameters() if ".norms." in name)
+    assert network.overhead("cars").masks == 8 * packed
+    assert network.overhead("cars").feature_norms == 32 * floats
+    assert network.overhead().masks == 2 * 8 * packed
+    assert network.overhead().norms == 0
+    assert network.overhead().total == network.overhead("birds").total + network.overhead("cars").total
+
+
+BAD: list[tuple[Callable[[GrowingNetwork, Tensor], Any], str]] = [
+    (lambda n, x: n(x[:, :, :5], "birds"), r"does not fit; the network takes \(batch, 1, 16, 16\)"),
+    (lambda n, x: n(x.repeat(1, 2, 1, 1), "cars"), "does not fit"),
+    (lambda n, x: n.train()(x[0, 0], "cars"), "does not fit"),
+    (lambda n, x: n(x, "bird"), "no task 'bird'; there are 0: 'birds', 1: 'cars'"),
+    (lambda n, x: n(x, 2), "no task 2"),
+    (lambda n, x: n(x, -1), "no task -1"),
+    (lambda n, x: n(x, True), "no task True"),
+    (lambda n, x: n.dense("bird"), "no task"),
+    (lambda n, x: n.masks(7), "no task"),
+    (lambda n, x: n.add_task("cars", 3), "already"),
+    (lambda n, x: n.add_task("", 3), "needs a name"),
+    (lambda n, x: n.add_task("boats", 1), "at least 2 classes"),
+    (lambda n, x: n.add_task("boats", 2.0), "at least 2 classes"),
+    (lambda n, x: n.add_task("boats", 2, growth=-0.1), "0 or more"),
+    (lambda n, x: n.add_task("boats", 2, growth=float("nan")), "0 or more"),
+    (lambda n, x: n.add_task("boats", 2, growth=0.5), r"beyond the limit: 0.25 is left"),
+    (lambda n, x: n.add_task("boats", 2, growth={"nowhere": 1}), "no axis 'nowhere'"),
+    (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): -1}), "whole number"),
+    (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): 999}), "cannot grow by 999"),
+    (lambda n, x: list(n.newborn("birds")), "read by 'cars', which would change"),
+]
+
+
+@pytest.mark.parametrize(("act", "message"), BAD, ids=[m for _, m in BAD])
+def test_mistakes_are_explained_and_change_nothing(
+    net: tuple[GrowingNetwork, Tensor], act: Callable[[GrowingNetwork, Tensor], Any], message: str
+) -> None:
+    network, x = net
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        act(network, x)
+    network.eval()
+    after = network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(v, after[k]) for k, v in before.items())
+    network.add_task("boats", 2, growth=0.1)
+    train(network, x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(start=0.0), "start is a share"),
+        (dict(start=1.5), "start is a share"),
+        (dict(start=0.5, limit=0.3), "below start"),
+        (dict(fn="some"), "fn is"),
+        (dict(bridge="warm"), "bridge is"),
+        (dict(unit="neurons"), "unit is"),
+    ],
+)
+def test_grow_checks_its_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grow(nn.Linear(3, 4), torch.randn(2, 3), **options)
+
+
+def test_nothing_works_before_the_first_task() -> None:
+    net = grow(nn.Linear(3, 4), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="call add_task first"):
+        net(torch.randn(2, 3), 0)
+    with pytest.raises(ValueError, match="call add_task first"):
+        list(net.newborn())
+    with pytest.raises(ValueError, match="no task to drop"):
+        net.drop_task()
+    assert list(net.parameters()) == []
+
+
+def test_the_first_task_cannot_be_dropped() -> None:
+    net = grow(nn.Linear(3, 4), torch.randn(2, 3))
+    net.add_task("0", 2)
+    with pytest.raises(ValueError, match="first task cannot be dropped"):
+        net.drop_task()
+
+
+def test_growth_without_a_limit_goes_beyond_the_given_width() -> None:
+    x = torch.randn(2, 3)
+    net = grow(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), x)
+    net.add_task("0", 2)
+    for task in range(1, 5):
+        net.add_task(str(task), 2, growth=0.5)
+    assert net.widths() == {"0": 12, "2": 15}
+    assert net.left() == float("inf")
+
+
+def test_the_given_network_is_left_as_it_is() -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU())
+    state = {k: v.clone() for k, v in plain.state_dict().items()}
+    x = torch.randn(4, 3)
+    net = grow(plain, x)
+    net.add_task("0", 2)
+    train(net, x)
+    assert plain.training
+    assert all(torch.equal(v, state[k]) for k, v in plain.state_dict().items())
+    assert all(p.requires_grad for p in plain.parameters())
+
+
+def test_the_first_task_at_full_width_starts_as_the_network_was_given() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(8, 3)
+    plain(x)  # move the statistics
+    net = grow(plain, x)
+    net.add_task("0", 2)
+    assert torch.equal(net.dense(0).get_submodule("features")(x), plain.eval()(x))
+
+
+def test_narrow_starts_have_the_spread_of_a_fresh_network() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400))
+    net = grow(plain, torch.randn(2, 400), start=0.25)
+    net.add_task("0", 2)
+    fresh = nn.Linear(100, 100).weight.detach().std()
+    assert float(net.dense(0).get_submodule("features.2").weight.std()) == pytest.approx(float(fresh), rel=0.05)
+    net.add_task("1", 2, growth=0.25)
+    newborn = net.dense(1).get_submodule("features.2").weight[100:]
+    assert float(newborn.std()) == pytest.approx(float(nn.Linear(200, 100).weight.detach().std()), rel=0.05)

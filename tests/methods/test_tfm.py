@@ -1,0 +1,139 @@
+"""TFM as a method: its schedule, its growth search, and what it reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.data import Scenario, scenario
+from zeroforget.methods.registry import build as build_method
+from zeroforget.methods.registry import names
+from zeroforget.methods.tfm import Tfm
+from zeroforget.nets import build
+from zeroforget.training import Fit, Progress, Regime, logits
+from zeroforget.training.seeding import seeded
+
+FEW = Regime(epochs=3)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Scenario:
+    return scenario("digits/5", seed=0)
+
+
+def method(name: str = "tfm", **options: object) -> Tfm:
+    with seeded("net"):
+        made = build_method(name, build("small", (1, 8, 8)), torch.randn(2, 1, 8, 8), **options)
+    assert isinstance(made, Tfm)
+    return made
+
+
+def test_both_names_are_found_and_differ_in_normalization(digits: Scenario) -> None:
+    assert {"tfm", "tfm-nofn"} <= set(names())
+    for name, has in [("tfm", True), ("tfm-nofn", False)]:
+        learner = method(name)
+        for task in digits.tasks[:2]:
+            learner.learn(task, Fit(Regime(epochs=1)))
+        assert any(".norms.1." in n for n, _ in learner.named_parameters()) == has
+
+
+def test_the_schedule_grows_until_the_network_is_full(digits: Scenario) -> None:
+    learner = method(start=0.6, growth=0.25)
+    for task in digits.tasks[:4]:
+        log = learner.learn(task, Fit(Regime(epochs=1)))
+    growths = [record.growth for record in learner.net.history]
+    assert growths == pytest.approx([0.6, 0.25, 0.15, 0.0])
+    assert learner.net.widths() == dict(learner.net.axes.sizes)
+    assert log.notes["growth"] == pytest.approx(0.0)
+
+
+def test_the_search_keeps_the_smallest_growth_within_the_margin(digits: Scenario) -> None:
+    learner = method(search=[0.3, 0.05, 0.1], margin=1.0)
+    learner.learn(digits.tasks[0], Fit(FEW))
+    log = learner.learn(digits.tasks[1], Fit(FEW))
+    table = log.notes["search"]
+    assert [row["growth"] for row in table] == [0.05, 0.1, 0.3]
+    assert [row["chosen"] for row in table] == [True, False, False]
+    assert learner.net.history[1].growth == 0.05
+
+    strict = method(search=[0.05, 0.1, 0.3], margin=0.0)
+    strict.learn(digits.tasks[0], Fit(FEW))
+    log = strict.learn(digits.tasks[1], Fit(FEW))
+    best = max(row["val_accuracy"] for row in log.notes["search"])
+    chosen = next(row for row in log.notes["search"] if row["chosen"])
+    assert chosen["val_accuracy"] == best
+    assert all(row["growth"] >= chosen["growth"] for row in log.notes["search"] if row["val_accuracy"] == best)
+    assert log.val_accuracy == best
+
+
+def test_the_search_keeps_the_trained_weights_of_the_winner(digits: Scenario) -> None:
+    searched = method(search=[0.05, 0.2], margin=1.0)
+    single = method(growth=0.05)
+    for learner in (searched, single):
+        for index, task in enumerate(digits.tasks[:2]):
+            with seeded("learn", index):
+                learner.learn(task, Fit(FEW))
+    # Both trained the growth of 0.05 as the first phase of the task, from the same draws: the same bits.
+    task = digits.tasks[1]
+    a, b = (logits(learner.predictor(1), task.test, task.prepare) for learner in (searched, single))
+    assert torch.equal(a, b)
+
+
+def test_old_logits_survive_a_search(digits: Scenario) -> None:
+    learner = method(search=[0.05, 0.2], search_start=[0.4, 0.6])
+    first = digits.tasks[0]
+    log = learner.learn(first, Fit(FEW))
+    assert len(log.notes["search"]) == 2
+    before = logits(learner.predictor(0), first.test, first.prepare)
+    for task in digits.tasks[1:3]:
+        learner.learn(task, Fit(FEW))
+        assert torch.equal(logits(learner.predictor(0), first.test, first.prepare), before)
+
+
+def test_a_search_interrupted_between_candidates_resumes_with_the_same_bits(digits: Scenario, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.phase == 1 and progress.epoch == 1:
+            raise Stop
+
+    whole, broken = method(search=[0.05, 0.2]), method(search=[0.05, 0.2])
+    for learner in (whole, broken):
+        with seeded("learn", 0):
+            learner.learn(digits.tasks[0], Fit(FEW))
+    with seeded("learn", 1):
+        whole.learn(digits.tasks[1], Fit(FEW))
+    with seeded("learn", 1), pytest.raises(Stop):
+        broken.learn(digits.tasks[1], Fit(FEW, folder=tmp_path, progress=stop))
+    assert len(broken.specs) == len(broken.net.history) == 1
+    with seeded("learn", 1):
+        broken.learn(digits.tasks[1], Fit(FEW, folder=tmp_path))
+    after = broken.state_dict()
+    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
+
+
+def test_structure_is_told_and_replayed(digits: Scenario) -> None:
+    learner = method(search=[0.05, 0.2], margin=0.0)
+    for task in digits.tasks[:3]:
+        learner.learn(task, Fit(Regime(epochs=1)))
+    fresh = method(search=[0.05, 0.2], margin=0.0)
+    fresh.replay(learner.structure())
+    fresh.load_state_dict(learner.state_dict())
+    for k, task in enumerate(digits.tasks[:3]):
+        a, b = (logits(m.predictor(k), task.test, task.prepare) for m in (learner, fresh))
+        assert torch.equal(a, b)
+
+
+def test_overhead_is_what_the_network_holds(digits: Scenario) -> None:
+    learner = method()
+    for task in digits.tasks[:3]:
+        learner.learn(task, Fit(Regime(epochs=1)))
+    assert isinstance(learner.net, GrowingNetwork)
+    assert learner.overhead().inference == learner.net.overhead().total
+    floats = sum(t.numel() for n, t in learner.net.state_dict().items() if ".norms." in n)
+    masks = 3 * sum(-(-w // 4) for w in learner.net.widths().values())
+    assert learner.overhead().inference == 32 * floats + 8 * masks
