@@ -22,12 +22,13 @@ def report(
     ] = "svg",
 ) -> None:
     """Show finished runs on one page that works without a network: tables, accuracy, overhead, growth, curves."""
-    from zeroforget.experiments.report import write_figures, write_report
+    from zeroforget.experiments.report import known_formats, write_figures, write_report
     from zeroforget.experiments.results import load_runs
 
+    wanted = known_formats(formats.split(","))
     found = load_runs(runs)
     write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
     console.print(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)", highlight=False, markup=False)
     if figures is not None:
-        paths = write_figures(found, figures, [part.strip() for part in formats.split(",") if part.strip()])
+        paths = write_figures(found, figures, wanted)
         console.print(f"wrote {len(paths)} figures to {figures}", highlight=False, markup=False)

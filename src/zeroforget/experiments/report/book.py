@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -28,6 +29,7 @@ class Book:
     specs: list[dict[str, Any]] = field(default_factory=list)
     charts: dict[str, dict[str, Any]] = field(default_factory=dict)
     _known: dict[str, int] = field(default_factory=dict)
+    _made: list[tuple[Any, int]] = field(default_factory=list)
 
     def add(self, chart: Any, rows: Sequence[Row], description: str) -> str:
         """Keep a chart under a name of its own, which is returned."""
@@ -40,26 +42,40 @@ class Book:
         return f'<div class="chart" style="--h:{height}px" data-chart="{name}"></div>'
 
     def _spec(self, chart: Any) -> int:
+        for known, number in self._made:  # small multiples share a chart, and altair's checks are slow
+            if known is chart:
+                return number
         described = charts.described(chart)
         text = json.dumps(described, sort_keys=True)
         if text not in self._known:
             self._known[text] = len(self.specs)
             self.specs.append(described)
+        self._made.append((chart, self._known[text]))
         return self._known[text]
 
     def script(self) -> str:
         """Data, the drawing library (once) and nothing that has to be fetched."""
-        convert = charts.need("vl_convert")
-        library = convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vegalite_version())
         data = in_script({"specs": self.specs, "charts": self.charts})
-        library = library.replace("</script", "<\\/script")
+        library = _library(vegalite_version())
         return f'<script type="application/json" id="report">{data}</script>\n<script type="module">{library}</script>'
 
 
+@cache
+def _library(version: str) -> str:
+    made: str = charts.need("vl_convert").javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
+    return made.replace("</script", "<\\/script")
+
+
 def packed(rows: Sequence[Row]) -> dict[str, Any]:
-    """Rows as a list of fields and lists of values: names are written once, figures to five digits."""
-    fields = list(rows[0]) if rows else []
-    return {"fields": fields, "rows": [[_short(row[name]) for name in fields] for row in rows]}
+    """Rows as columns: figures to five digits, words once with the place of each row's word among them."""
+    return {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+
+
+def _column(values: list[Any]) -> Any:
+    if not all(isinstance(value, str) for value in values):
+        return [_short(value) for value in values]
+    words = {word: place for place, word in enumerate(dict.fromkeys(values))}
+    return {"words": list(words), "places": [words[value] for value in values]}
 
 
 def _short(value: Any) -> Any:

@@ -14,6 +14,8 @@ from zeroforget.experiments.report.theme import SHAPES, dash, method_token, toke
 ROWS = "rows"
 """The name of a chart's data set: descriptions are shared between charts, data are not."""
 FIGURE_WIDTH = 420
+HEAT_TURN = 200 / 3
+"""Above this percentage, text on a heat map changes its colour."""
 QUANTITIES = {
     "val_accuracy": "validation accuracy (%)",
     "val_loss": "validation loss",
@@ -28,7 +30,9 @@ def need(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"reports and figures need the module '{name}': pip install 'zeroforget[report]'") from error
+        raise ValueError(
+            f"reports and figures need '{name}', the extra 'report' of zeroforget: pip install altair vl-convert-python"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,16 @@ class Style:
         return channel("method:N", sort=None, scale=scale, legend=legend)
 
 
-def accuracy(style: Style, *, height: int = 260, y_title: str = "average accuracy (%)") -> Any:
+def accuracy(
+    style: Style, tasks: int, lowest: float, *, height: int = 260, y_title: str = "average accuracy (%)"
+) -> Any:
     """Lines over the number of tasks learned, with the seeds' standard deviation as a band."""
     alt = need("altair")
-    base = alt.Chart(alt.NamedData(name=ROWS)).encode(x=_after(alt))
-    y = _y(alt, "value:Q", y_title, alt.Scale(domain=[0, 100]))
-    band = base.mark_area(opacity=0.18).encode(y="low:Q", y2="high:Q", color=style.method("color"))
+    base = alt.Chart(alt.NamedData(name=ROWS)).encode(x=_after(alt, tasks))
+    scale = _percent_scale(alt, lowest)
+    y = _y(alt, "value:Q", y_title, scale, ticks=height // 40)
+    low = alt.Y("low:Q", scale=scale, title=y_title)
+    band = base.mark_area(opacity=0.18, clip=True).encode(y=low, y2="high:Q", color=style.method("color"))
     line, points = _lines(base, style, y, [*_who(alt), *_percent(alt)])
     return _finish(alt.layer(band, line, points), style, height)
 
@@ -72,7 +80,7 @@ def matrix(style: Style, tasks: int) -> Any:
     alt = need("altair")
     base = alt.Chart(alt.NamedData(name=ROWS)).encode(
         x=alt.X("k:O", title="accuracy on task", axis=alt.Axis(labelAngle=0, domain=False, ticks=False)),
-        y=alt.Y("t:O", title="after task", axis=alt.Axis(domain=False, ticks=False)),
+        y=alt.Y("t:O", title="after task", axis=alt.Axis(domain=False, ticks=False, titlePadding=10)),
         tooltip=[
             alt.Tooltip("task:N", title="accuracy on"),
             alt.Tooltip("after:N", title="after"),
@@ -84,7 +92,9 @@ def matrix(style: Style, tasks: int) -> Any:
     cells = base.mark_rect(stroke=token("paper"), strokeWidth=1).encode(
         color=alt.Color("value:Q", scale=ramp, legend=legend)
     )
-    ink = alt.condition("datum.value > 50", alt.value(token("heat-ink-high")), alt.value(token("heat-ink-low")))
+    ink = alt.condition(
+        f"datum.value > {HEAT_TURN}", alt.value(token("heat-ink-high")), alt.value(token("heat-ink-low"))
+    )
     size, digits = (11, ".1f") if tasks <= 6 else (10, ".0f")
     texts = base.mark_text(fontSize=size).encode(text=alt.Text("value:Q", format=digits), color=ink)
     layers = [cells, texts] if tasks <= 12 else [cells]
@@ -92,29 +102,29 @@ def matrix(style: Style, tasks: int) -> Any:
     return _finish(chart, style, max(24 * tasks, 120), width=30 * tasks + 60 if style.standalone else None)
 
 
-def overhead(style: Style, rows: Sequence[Row], network: float) -> Any:
+def overhead(style: Style, rows: Sequence[Row], tasks: int, network: float) -> Any:
     """Bytes beside the network over the number of tasks, in log scale, with the network's own size as a rule."""
     alt = need("altair")
-    base = alt.Chart(alt.NamedData(name=ROWS)).encode(x=_after(alt))
+    base = alt.Chart(alt.NamedData(name=ROWS)).encode(x=_after(alt, tasks))
     sizes = [row["value"] for row in rows] + [network]
     powers = [10**p for p in range(math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes))) + 1)]
-    axis = alt.Axis(values=powers, labelExpr="format(datum.value, '~s') + 'B'")
+    axis = alt.Axis(values=powers, labelExpr=r"replace(format(datum.value, '~s'), /([kMGT]?)$/, ' $1B')")
     scale = alt.Scale(type="log", domain=[powers[0], powers[-1]])
     y = alt.Y("value:Q", title="memory overhead (bytes, log scale)", scale=scale, axis=axis)
     shown = alt.Tooltip("value:Q", title="bytes", format=",.0f")
     line, points = _lines(base, style, y, [*_who(alt), shown])
     itself = alt.Chart(alt.InlineData(values=[{"value": network, "text": "the network itself"}])).encode(y="value:Q")
     rule = itself.mark_rule(strokeDash=[4, 4], color=token("muted"))
-    text = itself.mark_text(align="left", x=4, dy=-6, color=token("muted")).encode(text="text:N")
+    text = itself.mark_text(align="left", x=6, dy=-7, fontSize=11, color=token("muted")).encode(text="text:N")
     return _finish(alt.layer(rule, text, line, points), style, 280)
 
 
-def curves(style: Style, quantity: str) -> Any:
+def curves(style: Style, quantity: str, lowest: float) -> Any:
     """One quantity over the epochs of one task; a mark where the weights were kept."""
     alt = need("altair")
     epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1, format="d", grid=False))
     base = alt.Chart(alt.NamedData(name=ROWS)).encode(x=epoch)
-    scale = alt.Scale(domain=[0, 100]) if quantity == "val_accuracy" else alt.Scale(zero=False)
+    scale = _percent_scale(alt, lowest) if quantity == "val_accuracy" else alt.Scale(zero=False)
     y = _y(alt, "value:Q", QUANTITIES[quantity], scale)
     tooltip = [
         alt.Tooltip("method:N"),
@@ -134,7 +144,7 @@ def layers(style: Style, axes: Sequence[str], tasks: int) -> Any:
         alt.Chart(alt.NamedData(name=ROWS))
         .mark_bar(stroke=token("paper"), strokeWidth=0.6)
         .encode(
-            x=alt.X("features:Q", title="features", axis=alt.Axis(tickMinStep=1, grid=True)),
+            x=alt.X("features:Q", title="features", axis=alt.Axis(tickMinStep=1, tickCount=6)),
             y=alt.Y("axis:N", title=None, sort=list(axes), axis=alt.Axis(labelLimit=110, ticks=False)),
             color=alt.Color("birth:O", scale=ramp, legend=legend),
             order="birth:Q",
@@ -151,12 +161,18 @@ def layers(style: Style, axes: Sequence[str], tasks: int) -> Any:
 # Parts ---------------------------------------------------------------------------------------------------------
 
 
-def _after(alt: ModuleType) -> Any:
-    return alt.X("after:O", title="tasks learned", axis=alt.Axis(labelAngle=0, grid=False))
+def _after(alt: ModuleType, tasks: int) -> Any:
+    scale = alt.Scale(domain=list(range(1, tasks + 1)))
+    return alt.X("after:O", title="tasks learned", scale=scale, axis=alt.Axis(labelAngle=0, grid=False))
 
 
-def _y(alt: ModuleType, field: str, title: str, scale: Any) -> Any:
-    return alt.Y(field, title=title, scale=scale, axis=alt.Axis(tickCount=5))
+def _percent_scale(alt: ModuleType, lowest: float) -> Any:
+    """From the tens below the lowest value to 100: charts side by side get one scale, and use their height."""
+    return alt.Scale(domain=[max(0, 10 * math.floor(min(lowest, 90) / 10)), 100])
+
+
+def _y(alt: ModuleType, field: str, title: str, scale: Any, ticks: int = 5) -> Any:
+    return alt.Y(field, title=title, scale=scale, axis=alt.Axis(tickCount=ticks))
 
 
 def _who(alt: ModuleType) -> list[Any]:
@@ -201,6 +217,6 @@ def described(chart: Any, title: str = "") -> dict[str, Any]:
             "domainColor": muted,
             "tickColor": muted,
         },
-        "legend": {"labelColor": ink, "titleColor": ink, "titleFontWeight": "normal"},
+        "legend": {"labelColor": ink, "titleColor": ink, "titleFontWeight": "normal", "symbolOpacity": 1},
     }
     return spec

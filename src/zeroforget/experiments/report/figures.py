@@ -38,8 +38,7 @@ class Figure:
 
 def write_figures(runs: Sequence[Results], folder: Path, formats: Sequence[str] = ("svg",)) -> list[Path]:
     """Write every chart of the report as files; returns their paths."""
-    if unknown := [kind for kind in formats if kind not in FORMATS]:
-        raise ValueError(f"no figure format '{unknown[0]}'; there are {', '.join(FORMATS)}")
+    formats = known_formats(formats)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for figure in figures(runs):
@@ -48,6 +47,14 @@ def write_figures(runs: Sequence[Results], folder: Path, formats: Sequence[str] 
             path.write_bytes(figure.data(kind))
             paths.append(path)
     return paths
+
+
+def known_formats(names: Sequence[str]) -> list[str]:
+    """The names of formats, cleaned; ValueError for one that does not exist."""
+    formats = [name.strip().lower() for name in names]
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise ValueError(f"no figure format '{unknown[0]}'; there are {', '.join(FORMATS)}")
+    return formats
 
 
 def figures(runs: Sequence[Results]) -> Iterator[Figure]:
@@ -71,32 +78,43 @@ def _of_group(group: Group, style: charts.Style, colours: Theme) -> Iterator[tup
     def svg(chart: Any, rows: Sequence[Row], title: str) -> str:
         return _svg(chart, rows, f"{title} · {where}", colours)
 
-    yield "accuracy", svg(charts.accuracy(style), gather.averages(group), "Average accuracy")
-    each = [gather.of_task(group, k) for k in range(len(group.tasks))]
-    yield "tasks", _panels(charts.accuracy(style, height=130, y_title="accuracy (%)"), each, group, where, colours)
+    count = len(group.tasks)
+    rows = gather.averages(group)
+    yield "accuracy", svg(charts.accuracy(style, count, gather.lowest([rows])), rows, "Average accuracy")
+    each = [gather.of_task(group, k) for k in range(count)]
+    small = charts.accuracy(style, count, gather.lowest(each), height=130, y_title="accuracy (%)")
+    yield "tasks", _panels(small, each, group, f"Accuracy on each task · {where}", colours)
     for entry in group.entries:
-        heat = charts.matrix(style, len(group.tasks))
+        heat = charts.matrix(style, count)
         yield f"matrix-{entry.label}", svg(heat, gather.matrix(group, entry), f"Accuracy of {entry.label}")
     for kind, title in (("inference", "Overhead to serve"), ("training", "Overhead to learn")):
         if rows := gather.overheads(group, kind):
-            yield f"overhead-{kind}", svg(charts.overhead(style, rows, gather.network_bytes(group)), rows, title)
-    for entry in group.entries:
-        if widths := gather.widths(entry):
-            growth = Growth(widths, group.tasks)
-            yield f"growth-{entry.label}", Drawing(growth, "g").figure(colours, f"Growth of {entry.label} · {where}")
-            bars = charts.layers(style, list(widths), len(group.tasks))
-            yield f"layers-{entry.label}", svg(bars, growth.rows(), f"Layers of {entry.label}")
+            yield f"overhead-{kind}", svg(charts.overhead(style, rows, count, gather.network_bytes(group)), rows, title)
+    for label, widths in gather.grown(group):
+        growth = Growth(widths, group.tasks)
+        yield f"growth-{label}", Drawing(growth, "g").figure(colours, f"Growth of {label} · {where}")
+        bars = charts.layers(style, list(widths), count)
+        yield f"layers-{label}", svg(bars, growth.rows(), f"Layers of {label}")
     for quantity, title in charts.QUANTITIES.items():
-        each = [gather.curves(group, k, quantity) for k in range(len(group.tasks))]
+        each = [gather.curves(group, k, quantity) for k in range(count)]
         if any(each):
             name = f"curves-{quantity.replace('_', '-')}"
-            yield name, _panels(charts.curves(style, quantity), each, group, f"{title}, {where}", colours)
+            yield (
+                name,
+                _panels(
+                    charts.curves(style, quantity, gather.lowest(each)),
+                    each,
+                    group,
+                    f"{title.capitalize()} · {where}",
+                    colours,
+                ),
+            )
 
 
 def _svg(chart: Any, rows: Sequence[Row], title: str, colours: Theme) -> str:
     convert = charts.need("vl_convert")
     spec = resolve(charts.described(chart, title), colours | {"font": "sans-serif"})
-    spec["datasets"] = {charts.ROWS: list(rows)}
+    spec["datasets"] = spec.get("datasets", {}) | {charts.ROWS: list(rows)}
     made: str = convert.vegalite_to_svg(spec, vl_version=vegalite_version())
     return made
 

@@ -12,7 +12,7 @@ from zeroforget.experiments.results import Results, deviation, mean
 from zeroforget.experiments.tables import TITLES
 
 Row = dict[str, Any]
-POINTS_PER_CURVE = 80
+POINTS_PER_CURVE = 60
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,19 @@ def _thinned(epochs: Sequence[Row], best: int) -> list[Row]:
     return [e for i, e in enumerate(epochs) if i % step == 0 or i == len(epochs) - 1 or e["epoch"] == best]
 
 
-def widths(entry: Entry) -> dict[str, list[int]]:
-    """Axis → its width after each task, of the first seed; empty if the method did not grow."""
-    return {axis: list(sizes) for axis, sizes in entry.runs[0].growth.items() if sizes}
+def grown(group: Group) -> list[tuple[str, dict[str, list[int]]]]:
+    """Methods that grew, and axis → its width after each task, of the first seed. Equal growth is told once."""
+    found: dict[str, tuple[list[str], dict[str, list[int]]]] = {}
+    for entry in group.entries:
+        if growth := entry.runs[0].growth:
+            found.setdefault(json.dumps(growth), ([], growth))[0].append(entry.label)
+    return [(", ".join(names), growth) for names, growth in found.values()]
+
+
+def lowest(parts: Iterable[Sequence[Row]]) -> float:
+    """The smallest value among several charts' rows, so that they can share a scale."""
+    values = [float(row["low" if "low" in row else "value"]) for rows in parts for row in rows]
+    return min(values, default=0.0)
 
 
 def proof(entry: Entry) -> tuple[int, int]:

@@ -13,11 +13,11 @@ from zeroforget.experiments.report.theme import Theme
 
 DOTS = 12
 """About how many dots a layer has at most; in wide layers a dot stands for several features."""
-COLUMN, PITCH, RADIUS, TOP, FOOT = 46, 10, 3.6, 8, 74
+PITCH, RADIUS, TOP = 11, 4, 8
 
 # The page's stylesheet has the same rules with variables for the colours.
 RULES = (
-    ".g-old{{stroke:{grid};stroke-width:.7;fill:none}}.g-new{{stroke-width:.8;stroke-opacity:.75;fill:none}}"
+    ".g-old{{stroke:{muted};stroke-width:.5;stroke-opacity:.3;fill:none}}.g-new{{stroke-width:.8;stroke-opacity:.75;fill:none}}"
     ".g-later{{fill:none;stroke:{muted};stroke-width:.8;stroke-dasharray:1.5 1.5}}"
     "text{{fill:{ink};font:10px sans-serif}}.g-count{{font-weight:600}}.g-head{{font-size:13px;font-weight:600}}"
 )
@@ -44,6 +44,11 @@ class Growth:
         sizes = list(self.widths.values())
         pairs = list(pairwise(sizes))
         return sum(a[t] * b[t] - (a[t - 1] * b[t - 1] if t else 0) for a, b in pairs)
+
+    def scale(self) -> str:
+        """Which layers have dots for several features, and for how many; empty if none has."""
+        several = [f"{axis} {count}" for axis in self.widths if (count := self.per_dot(axis)) > 1]
+        return f"a dot stands for several features: {', '.join(several)}" if several else ""
 
     def rows(self) -> list[Row]:
         """Layer, birth and number of features, for the chart of widths."""
@@ -81,12 +86,31 @@ class Drawing:
     @property
     def width(self) -> int:
         """Of one panel."""
-        return COLUMN * len(self.growth.widths) + 8
+        return self.left + 30 + self.step * (len(self.growth.widths) - 1)
+
+    @property
+    def _longest(self) -> int:
+        return max(len(_short(axis)) for axis in self.growth.widths)
+
+    @property
+    def left(self) -> int:
+        """Room left of the first column for its name, written aslant."""
+        return max(24, round(4.3 * self._longest))
+
+    @property
+    def step(self) -> int:
+        """From one layer to the next: few layers stand wide apart."""
+        return min(80, max(40, 220 // max(1, len(self.growth.widths) - 1)))
+
+    @property
+    def foot(self) -> int:
+        """Room below the dots for the longest name."""
+        return 34 + round(4.3 * self._longest)
 
     @property
     def height(self) -> int:
         """Of one panel."""
-        return TOP + PITCH * max(len(births) for births in self.columns.values()) + FOOT
+        return TOP + PITCH * max(len(births) for births in self.columns.values()) + self.foot
 
     def panel(self, t: int) -> str:
         """The network while task t is learned: what existed in grey lines, what is new in its colour."""
@@ -118,6 +142,8 @@ class Drawing:
         births = "".join(
             f".g-f{b}{{fill:{colours[f'birth-{b}']}}}.g-s{b}{{stroke:{colours[f'birth-{b}']}}}" for b in range(count)
         )
+        if several := self.growth.scale():
+            title += f" ({several})"
         panels = "".join(
             f'<g transform="translate({12 + t % across * wide} {36 + t // across * high})">'
             f'<text class="g-head" y="8">{t + 1} {escape(self.growth.tasks[t])}</text>'
@@ -132,8 +158,7 @@ class Drawing:
         )
 
     def _spots(self, column: int, births: Sequence[int], birth: int) -> list[tuple[int, int]]:
-        x = COLUMN // 2 + COLUMN * column + 4
-        return [(x, TOP + PITCH * place) for place, b in enumerate(births) if b == birth]
+        return [(self.left + self.step * column, TOP + PITCH * place) for place, b in enumerate(births) if b == birth]
 
     def _dots(self, birth: int) -> str:
         spots = [s for c, births in enumerate(self.columns.values()) for s in self._spots(c, births, birth)]
@@ -146,19 +171,24 @@ class Drawing:
         for c in range(len(columns) - 1):
             for i, a in enumerate(columns[c]):
                 ends = [j for j, b in enumerate(columns[c + 1]) if max(a, b) == birth]
-                x, y = COLUMN // 2 + COLUMN * c + 4, TOP + PITCH * i
-                parts += [f"M{x} {y}l{COLUMN} {PITCH * (j - i)}" for j in ends]
+                x, y = self.left + self.step * c, TOP + PITCH * i
+                parts += [f"M{x} {y}l{self.step} {PITCH * (j - i)}" for j in ends]
         return "".join(parts)
 
     def _labels(self, t: int) -> str:
         """Below each column how wide the layer is now, and its name."""
-        y = self.height - FOOT + 8
+        y = self.height - self.foot + 10
         parts = []
         for c, (axis, sizes) in enumerate(self.growth.widths.items()):
-            x = COLUMN // 2 + COLUMN * c + 4
-            name = axis if len(axis) <= 12 else "…" + axis[-11:]
+            x = self.left + self.step * c
+            name = escape(_short(axis))
             parts.append(
                 f'<text class="g-count" x="{x}" y="{y}" text-anchor="middle">{sizes[t]:,}</text>'
-                f'<text transform="translate({x + 3} {y + 10}) rotate(-45)" text-anchor="end">{escape(name)}</text>'
+                f'<text transform="translate({x + 4} {y + 11}) rotate(-45)" text-anchor="end">'
+                f"<title>{escape(axis)}</title>{name}</text>"
             )
         return "".join(parts)
+
+
+def _short(axis: str) -> str:
+    return axis if len(axis) <= 12 else "…" + axis[-11:]

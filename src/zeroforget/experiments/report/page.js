@@ -15,8 +15,12 @@
     return JSON.parse(JSON.stringify(spec).replace(/"theme\(([a-z0-9-]+)\)"/g, (_, name) => value(name)));
   }
 
-  function rows(table) {
-    const all = table.rows.map((row) => Object.fromEntries(table.fields.map((field, i) => [field, row[i]])));
+  // Columns to rows; a column of words is a list of words and the place of each row's word in it.
+  function rows(columns) {
+    const names = Object.keys(columns);
+    const list = (column) => column.places?.map((place) => column.words[place]) ?? column;
+    const lists = names.map((name) => list(columns[name]));
+    const all = (lists[0] ?? []).map((_, row) => Object.fromEntries(names.map((name, i) => [name, lists[i][row]])));
     return all.filter((row) => !hidden.has(row.method));
   }
 
@@ -39,7 +43,7 @@
     try {
       const spec = themed(report.specs[chart.spec]);
       spec.description = chart.description;
-      spec.datasets = { rows: rows(chart.data) };
+      spec.datasets = { ...spec.datasets, rows: rows(chart.data) };
       box.drawing?.finalize();
       box.drawing = await vegaEmbed(box, spec, options);
       box.dataset.drawn = "yes";

@@ -34,7 +34,7 @@ def page(runs: Sequence[Results], *, command: str = "", made: datetime | None = 
     book = Book(Style(tuple(methods)))
     parts = [(group, sections(group, book, f"g{number}-")) for number, group in enumerate(found)]
     births = max(len(group.tasks) for group in found)
-    title = found[0].scenario if len(found) == 1 else f"{len(found)} experiments"
+    title = f"{found[0].scenario} · {found[0].network}" if len(found) == 1 else f"{len(found)} experiments"
     body = "".join(_group(group, part, alone=len(found) == 1) for group, part in parts)
     return "\n".join(
         [
@@ -77,31 +77,42 @@ def _header(found: Sequence[Group], title: str, command: str, made: datetime) ->
         ("Network", ", ".join(dict.fromkeys(group.network for group in found))),
         ("Tasks", ", ".join(map(str, tasks))),
         ("Runs", f"{len(runs)} ({_count(len(seeds), 'seed')}: {', '.join(map(str, seeds))})"),
-        ("Version", f"zeroforget {__version__}"),
-        ("Date", made.strftime("%Y-%m-%d %H:%M %Z").strip()),
+        ("Made", f"{made.strftime('%Y-%m-%d %H:%M %Z').strip()}, version {__version__}"),
     ]
-    if environment := runs[0].environment:
-        facts.append(("Ran on", ", ".join(f"{key} {value}" for key, value in environment.items() if _plain(value))))
     items = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)
+    if ran_on := ", ".join(f"{key} {value}" for key, value in runs[0].environment.items() if _plain(value)):
+        items += f'<div class="wide"><dt>Ran on</dt><dd>{escaped(ran_on)}</dd></div>'
     if command:
         items += f'<div class="wide"><dt>Command</dt><dd><code>{escaped(command)}</code></dd></div>'
-    proofs = "".join(_proof(entry, group, alone=len(found) == 1) for group in found for entry in group.entries)
+    proofs = "".join(_proofs(group, alone=len(found) == 1) for group in found)
     items += f'<div class="wide"><dt>What was proved</dt><dd><ul class="proof">{proofs}</ul></dd></div>'
     lead = '<p class="lead">What was learned, what was kept, and what it cost.</p>'
     return f'<h1>{escaped(title)}</h1>{lead}<dl class="facts">{items}</dl>'
 
 
-def _proof(entry: Entry, group: Group, *, alone: bool) -> str:
-    same, checked = gather.proof(entry)
-    kind = "unknown" if not checked else "held" if same == checked else "moved"
-    seeds = f", {_count(len(entry.runs), 'seed')}" if len(entry.runs) > 1 else ""
-    told = {
-        "unknown": "not checked",
-        "held": f"every logit of all {len(group.tasks) - 1} earlier tasks is unchanged to the last bit{seeds}",
-        "moved": f"the logits of {checked - same} of {checked} earlier tasks changed{seeds}",
-    }[kind]
+def _proofs(group: Group, *, alone: bool) -> str:
+    """What was proved, methods with the same outcome together: those that kept everything come first."""
+    outcomes: dict[tuple[str, str], list[str]] = {}
+    for entry in group.entries:
+        outcomes.setdefault(_outcome(entry, len(group.tasks) - 1), []).append(entry.label)
     where = "" if alone else f" on {group.scenario}, {group.network}"
-    return f'<li class="{kind}"><strong>{escaped(entry.label)}</strong>{escaped(where)}: {told}</li>'
+    return "".join(
+        f'<li class="{kind}"><strong>{escaped(", ".join(names))}</strong>{escaped(where)}: {told}</li>'
+        for (kind, told), names in sorted(outcomes.items())
+    )
+
+
+def _outcome(entry: Entry, earlier: int) -> tuple[str, str]:
+    same, checked = gather.proof(entry)
+    if not checked:
+        return "unknown", "not checked"
+    seeds = f", in each of {len(entry.runs)} seeds" if len(entry.runs) > 1 else ""
+    if same == checked:
+        tasks = _count(earlier, "earlier task")
+        return "held", f"after the last task, every logit of the {tasks} is unchanged to the last bit{seeds}"
+    if same == 0:
+        return "moved", "the logits of every earlier task changed"
+    return "moved", f"logits changed in {checked - same} of {checked} checks of an earlier task"
 
 
 def _navigation(parts: Sequence[tuple[Group, Sequence[Section]]]) -> str:
@@ -119,7 +130,7 @@ def _key(methods: Sequence[str]) -> str:
         f"{boxes.swatch(i)}{escaped(label)}</button>"
         for i, label in enumerate(methods)
     )
-    return f'<div class="key" role="group" aria-label="Methods shown in the charts">{buttons}</div>'
+    return f'<div class="key" role="group" aria-label="Methods shown in the charts"><span>Show</span>{buttons}</div>'
 
 
 def _group(group: Group, members: Sequence[Section], *, alone: bool) -> str:

@@ -45,17 +45,18 @@ def _over_tasks(group: Group, book: Book, _: str) -> str:
     last = [row for row in rows if row["after"] == len(group.tasks)]
     told = "; ".join(f"{row['method']} {row['value']:.1f} %" for row in last)
     name = book.add(
-        charts.accuracy(book.style),
+        charts.accuracy(book.style, len(group.tasks), gather.lowest([rows])),
         rows,
         f"Line chart: average accuracy over the tasks learned so far, after each task. At the end: {told}",
     )
     html = _figure(book.box(name, 300), "Average accuracy over the tasks learned so far", "")
     html += "<h3>Each task, as later ones are learned</h3><p class='note'>A level line is a task that is kept.</p>"
-    small = charts.accuracy(book.style, height=150, y_title="accuracy (%)")
+    each = [gather.of_task(group, k) for k in range(len(group.tasks))]
+    small = charts.accuracy(book.style, len(each), gather.lowest(each), height=150, y_title="accuracy (%)")
     cells = []
     for k, task in enumerate(group.tasks):
         said = f"Line chart: accuracy on task {k + 1}, {task}, after it and each later task was learned"
-        cells.append(_figure(book.box(book.add(small, gather.of_task(group, k), said), 150), f"{k + 1} · {task}", ""))
+        cells.append(_figure(book.box(book.add(small, each[k], said), 150), f"{k + 1} · {task}", ""))
     return f'{html}<div class="grid small">{"".join(cells)}</div>'
 
 
@@ -76,7 +77,7 @@ def _overhead(group: Group, book: Book, _: str) -> str:
     if not any(rows.values()):
         return '<p class="note">None of these methods keeps anything beside the network.</p>'
     both = [row for kind in kinds for row in rows[kind]]
-    chart = charts.overhead(book.style, both, gather.network_bytes(group))
+    chart = charts.overhead(book.style, both, len(group.tasks), gather.network_bytes(group))
     cells = []
     for kind, title in kinds.items():
         drawn = {row["method"] for row in rows[kind]}
@@ -84,11 +85,12 @@ def _overhead(group: Group, book: Book, _: str) -> str:
         note = f"No overhead, so not drawn: {', '.join(none)}." if none else ""
         said = f"Line chart in log scale: memory kept beside the network {title.lower()}, by number of tasks. {note}"
         cells.append(_figure(book.box(book.add(chart, rows[kind], said), 280), title, note))
-    return f'<div class="grid pair">{"".join(cells)}</div>'
+    note = "What a method keeps beside the network and its heads. Dashed: the network itself, in 32-bit floats."
+    return f'<p class="note">{note}</p><div class="grid pair">{"".join(cells)}</div>'
 
 
 def _growth(group: Group, book: Book, prefix: str) -> str:
-    grown = [entry for entry in group.entries if gather.widths(entry)]
+    grown = gather.grown(group)
     if not grown:
         return ""
     dots = "".join(
@@ -101,33 +103,31 @@ def _growth(group: Group, book: Book, prefix: str) -> str:
         "The figure below each column is the width of the layer."
     )
     html = f'<p class="note">{intro}</p><ul class="births" aria-label="Task of birth">{dots}</ul>'
-    for number, entry in enumerate(grown):
-        html += _grown(entry, group, book, f"{prefix}-{number}")
+    for number, (label, widths) in enumerate(grown):
+        html += _grown(label, Growth(widths, group.tasks), book, f"{prefix}-{number}")
     return html
 
 
-def _grown(entry: Entry, group: Group, book: Book, name: str) -> str:
-    growth = Growth(gather.widths(entry), group.tasks)
+def _grown(label: str, growth: Growth, book: Book, name: str) -> str:
     drawing = Drawing(growth, name)
     panels = "".join(
         f'<figure><h4>{t + 1} · {escaped(task)}</h4><div class="panel" tabindex="0" role="group" '
         f'aria-label="Growth with task {t + 1}">{drawing.svg(t)}</div>'
         f"<figcaption>{drawing.told(t)}</figcaption></figure>"
-        for t, task in enumerate(group.tasks)
+        for t, task in enumerate(growth.tasks)
     )
-    scale = {axis: growth.per_dot(axis) for axis in growth.widths}
-    several = ", ".join(f"{axis} {count}" for axis, count in scale.items() if count > 1)
-    note = f"One dot stands for several features where layers are wide: {several}." if several else ""
+    several = growth.scale()
+    note = f"Where layers are wide, {several}." if several else ""
     bars = book.add(
-        charts.layers(book.style, list(growth.widths), len(group.tasks)),
+        charts.layers(book.style, list(growth.widths), len(growth.tasks)),
         growth.rows(),
-        f"Stacked bars: width of each layer of {entry.label}, by the task its features were born with",
+        f"Stacked bars: width of each layer of {label}, by the task its features were born with",
     )
     return (
-        f"<h3>{escaped(entry.label)}</h3>"
-        f'<div class="panels">{panels}</div><p class="note">{escaped(note)}</p>'
-        + _figure(book.box(bars, 22 * len(scale)), "Width of each layer, by birth", "")
-        + boxes.growth_table(_growth_rows(growth), f"Growth of {entry.label}")
+        f"<h3>{escaped(label)}</h3>"
+        f'<div class="grid" style="--cell:{drawing.width}px">{panels}</div><p class="note">{escaped(note)}</p>'
+        + _figure(book.box(bars, 22 * len(growth.widths)), "Width of each layer, by birth", "")
+        + boxes.growth_table(_growth_rows(growth), f"Growth of {label}")
     )
 
 
@@ -146,13 +146,14 @@ def _growth_rows(growth: Growth) -> list[list[str]]:
 def _curves(group: Group, book: Book, prefix: str) -> str:
     if not any(log["epochs"] for run in group.runs for log in run.logs):
         return ""
-    shapes = {quantity: charts.curves(book.style, quantity) for quantity in charts.QUANTITIES}
+    rows = {q: [gather.curves(group, k, q) for k in range(len(group.tasks))] for q in charts.QUANTITIES}
+    shapes = {q: charts.curves(book.style, q, gather.lowest(each)) for q, each in rows.items()}
     cells = []
     for k, task in enumerate(group.tasks):
         names = {}
         for quantity, title in charts.QUANTITIES.items():
             said = f"Line chart: {title} over the epochs of task {k + 1}, {task}"
-            names[quantity] = book.add(shapes[quantity], gather.curves(group, k, quantity), said)
+            names[quantity] = book.add(shapes[quantity], rows[quantity][k], said)
         first = next(iter(names.values()))
         box = book.box(first, 190).replace("></div>", f' data-curves="{escaped(json.dumps(names))}"></div>')
         cells.append(_figure(box, f"{k + 1} · {task}", ""))

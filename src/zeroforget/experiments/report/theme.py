@@ -17,11 +17,12 @@ LIGHT: Theme = {
     "link": "#0b5cad",
     "good": "#0b6b3a",
     "bad": "#a3341c",
+    # Black and white are equally readable on heat-2: cells change the colour of their text there, at two thirds.
     "heat-0": "#f2f5f8",
     "heat-1": "#9dc3e2",
-    "heat-2": "#3b7fb8",
+    "heat-2": "#3979b0",
     "heat-3": "#0b3c6b",
-    "heat-ink-low": "#1b2127",
+    "heat-ink-low": "#000000",
     "heat-ink-high": "#ffffff",
     "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif",
 }
@@ -35,11 +36,11 @@ DARK: Theme = LIGHT | {
     "good": "#6fd39b",
     "bad": "#ff9c85",
     "heat-0": "#222a33",
-    "heat-1": "#1f5788",
-    "heat-2": "#4f97d0",
+    "heat-1": "#264c6e",
+    "heat-2": "#3979b0",
     "heat-3": "#cfe8fb",
     "heat-ink-low": "#ffffff",
-    "heat-ink-high": "#0d1116",
+    "heat-ink-high": "#000000",
 }
 
 # Eight hues that stay apart (ΔE of 20 and more) for readers with protanopia, deuteranopia and tritanopia, each with a
@@ -56,7 +57,7 @@ _VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#
 def theme(*, dark: bool = False, births: int = 0) -> Theme:
     """Every token's value; `births` tasks have a colour each."""
     hues = METHODS_DARK if dark else METHODS_LIGHT
-    low, high = (0.3, 1.0) if dark else (0.0, 0.72)
+    low, high = (0.38, 1.0) if dark else (0.0, 0.72)
     ramp = [_ramp(low + (high - low) * i / max(1, births - 1)) for i in range(births)]
     tokens = {f"method-{i}": hue for i, hue in enumerate(hues)} | {f"birth-{i}": hue for i, hue in enumerate(ramp)}
     return (DARK if dark else LIGHT) | tokens

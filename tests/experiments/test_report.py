@@ -1,0 +1,299 @@
+"""The report: what it says, that no name can break it, and that a browser draws all of it without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.experiments.report_browser import Browser, absent
+from tests.experiments.report_runs import GROWN, run, study
+from zeroforget._version import __version__
+from zeroforget.cli import app
+from zeroforget.experiments.report import page, write_report
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">'
+VOID = {"meta", "link", "input", "br"}
+
+
+class Words(HTMLParser):
+    """The page's text outside scripts and styles; fails on tags that do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+
+def words(html: str) -> str:
+    parser = Words()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    assert not [name for name in parser.attributes if name.startswith("on")]
+    return " ".join(" ".join(parser.words).split())
+
+
+# What it says ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return page(study(), command="zeroforget report runs/digits", made=NOON)
+
+
+def test_the_header_says_what_was_run_and_proved(html: str) -> None:
+    text = words(html)
+    assert "digits/5 · lenet" in text
+    assert "12 (2 seeds: 0, 1)" in text
+    assert "zeroforget report runs/digits" in text
+    assert f"2026-05-04 12:00 UTC, version {__version__}" in text
+    assert "torch 2.13.0" in text
+    assert (
+        "PackNet, TFM w/o FN, TFM : after the last task, every logit of the 4 earlier tasks is unchanged to the last "
+        "bit, in each of 2 seeds" in text
+    )
+    assert "Finetuning, Joint, EWC : the logits of every earlier task changed" in text
+
+
+def test_the_best_average_is_bold_and_upper_bounds_do_not_compete(html: str) -> None:
+    table = html[html.index("<tbody>") : html.index("</tbody>")]
+    bold = [words(row + "</tr>") for row in table.removeprefix("<tbody>").split("</tr>") if "<b>" in row]
+    averages = {e: sum(r.average for r in study() if r.method == e) / 2 for e in ("joint", "tfm")}
+    assert averages["joint"] > averages["tfm"]
+    assert len(bold) == 1
+    assert bold[0].startswith("TFM 9")
+    assert f"<b>{100 * averages['tfm']:.1f}</b>" in table
+
+
+def test_the_page_is_small_and_holds_its_library_once(html: str) -> None:
+    assert len(html.encode()) < 1_100_000
+    assert html.count("window.vegaEmbed=") == 1
+
+
+def test_nothing_on_the_page_has_an_address(html: str) -> None:
+    outside = re.sub(r"<script.*?</script>", "", html, flags=re.S)
+    assert "http" not in re.sub(r'<meta http-equiv="[^"]*" content="[^"]*">', "", outside)
+    assert re.findall(r'(?:src|href)="(?!#|data:,)[^"]*"', outside) == []
+
+
+def test_names_cannot_break_out() -> None:
+    names = [HOSTILE, "a & b", "<!--", "é \u2028 ☃", "'\""]
+    runs = [run(HOSTILE, names=names, growth={HOSTILE: [1, 2, 3, 4, 5], "b": [2, 3, 4, 5, 6]}, scenario="<s>")]
+    made = page(runs, command=HOSTILE)
+    assert HOSTILE in words(made)
+    data = json.loads(made.split('id="report">')[1].split("</script>")[0])
+    assert any(HOSTILE in chart["description"] for chart in data["charts"].values())
+
+
+def test_several_experiments_stand_on_one_page() -> None:
+    made = page([run("tfm", growth=GROWN), run("tfm", network="vgg"), run("ewc", scenario="cifar100/10")])
+    text = words(made)
+    assert "3 experiments" in text
+    assert "digits/5 · vgg" in text
+    ids = re.findall(r' id="([^"]+)"', re.sub(r"<script(?! type=.application).*?</script>", "", made, flags=re.S))
+    assert len(ids) == len(set(ids))
+
+
+def test_a_single_task_has_nothing_to_prove() -> None:
+    assert "TFM : not checked" in words(page([run("tfm", tasks=1)]))
+
+
+def test_a_report_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one finished run"):
+        page([])
+
+
+# The command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_reads_folders_and_writes_page_and_figures(tmp_path: Path) -> None:
+    for results in (run("tfm", tasks=2), run("ewc", tasks=2)):
+        results.save(tmp_path / "runs" / results.method)
+    out, folder = tmp_path / "made" / "report.html", tmp_path / "figures"
+    arguments = ["report", str(tmp_path / "runs"), "-o", str(out), "--figures", str(folder), "--format", "svg, pdf"]
+    answer = CliRunner().invoke(app, arguments)
+    assert answer.exit_code == 0, answer.output
+    assert "2 runs" in answer.output
+    assert "EWC" in words(out.read_text())
+    assert {path.suffix for path in folder.iterdir()} == {".svg", ".pdf"}
+
+
+def test_the_command_refuses_a_format_before_it_works(tmp_path: Path) -> None:
+    run("tfm", tasks=2).save(tmp_path / "run")
+    out = tmp_path / "report.html"
+    answer = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(out), "--figures", "f", "--format", "gif"])
+    assert isinstance(answer.exception, ValueError)
+    assert not out.exists()
+
+
+# In a browser ----------------------------------------------------------------------------------------------------
+
+needs_browser = pytest.mark.skipif(absent(), reason="Chromium and chromedriver are not installed")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a small study, as a file."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report([r for r in study() if r.method != "packnet"], path, made=NOON)
+    return path
+
+
+def show(browser: Browser, path: Path, width: int = 1280) -> None:
+    browser.look(width, 900, dark=False)
+    for kind in ("browser", "performance"):
+        browser.log(kind)
+    browser.open(path)
+    browser.wait("document.body.dataset.ready === 'yes'")
+
+
+def requests(browser: Browser) -> list[str]:
+    sent = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
+    return [event["params"]["request"]["url"] for event in sent if event["method"] == "Network.requestWillBeSent"]
+
+
+@needs_browser
+def test_every_chart_is_drawn_and_nothing_is_fetched(browser: Browser, plain: Path) -> None:
+    show(browser, plain)
+    charts = browser.run(
+        """return [...document.querySelectorAll('.chart')].map((box) => {
+          const svg = box.querySelector('svg');
+          const marks = svg.querySelectorAll('.mark-line path, .mark-rect path, .mark-symbol path');
+          const size = svg.getBoundingClientRect();
+          return [box.dataset.drawn, marks.length, size.width, size.height, box.getAttribute('aria-label') ?? '',
+                  svg.textContent.length];
+        })"""
+    )
+    assert len(charts) == 1 + 5 + 5 + 2 + 1 + 5
+    for drawn, marks, width, height, name, text in charts:
+        assert drawn == "yes"
+        assert marks > 3
+        assert width > 150
+        assert height > 60
+        assert len(name) > 20
+        assert text > 10
+    assert [entry["message"] for entry in browser.log("browser")] == []
+    assert requests(browser) == [plain.as_uri()]
+
+
+@needs_browser
+def test_the_page_itself_forbids_requests(browser: Browser, plain: Path) -> None:
+    show(browser, plain)
+    browser.run("new Image().src = 'http://127.0.0.1:9/spy.png'")
+    said = " ".join(entry["message"] for entry in browser.log("browser"))
+    assert "spy.png" in said
+    assert "Content Security Policy" in said
+
+
+@needs_browser
+def test_the_page_never_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
+    names = ["a task with a rather long name, as people give", "x" * 60, "c", "d", "e"]
+    wide = {f"layer{i}.conv": [10, 11, 12, 13, 14] for i in range(30)}
+    write_report([run("tfm", names=names, growth=wide), run("m" * 50, names=names)], tmp_path / "wide.html")
+    for width in (320, 390, 1280):
+        show(browser, tmp_path / "wide.html", width)
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        beyond = browser.run(
+            """return [...document.querySelectorAll('.chart svg')]
+              .filter((svg) => svg.getBoundingClientRect().right > innerWidth + 1).length"""
+        )
+        assert beyond == 0
+
+
+@needs_browser
+def test_dark_mode_changes_page_and_charts_while_it_is_open(browser: Browser, plain: Path) -> None:
+    show(browser, plain)
+    colours = """
+      const line = document.querySelector('.mark-line path');
+      return [getComputedStyle(document.body).backgroundColor, getComputedStyle(line).stroke]"""
+    light = browser.run(colours)
+    browser.look(1280, 900, dark=True)
+    browser.wait(f"getComputedStyle(document.body).backgroundColor !== '{light[0]}'")
+    browser.wait("document.body.dataset.ready === 'yes'")
+    dark = browser.run(colours)
+    assert light == ["rgb(255, 255, 255)", "rgb(49, 110, 164)"]
+    assert dark == ["rgb(21, 24, 29)", "rgb(110, 175, 245)"]
+
+
+@needs_browser
+def test_a_method_is_hidden_and_a_curve_chosen_by_keyboard(browser: Browser, plain: Path) -> None:
+    show(browser, plain)
+    lines = "return document.querySelector('.chart').querySelectorAll('.mark-line path').length"
+    assert browser.run(lines) == 5
+    browser.run("document.querySelector('.key button').focus()")
+    browser.press("\ue00d")  # space
+    browser.wait("document.body.dataset.ready === 'yes'")
+    assert browser.run(lines) == 4
+    assert browser.run("return document.querySelector('.key button').getAttribute('aria-pressed')") == "false"
+    browser.run("document.querySelector('input[data-quantity]').focus()")
+    browser.press("\ue014")  # right arrow
+    browser.wait("document.body.dataset.ready === 'yes'")
+    label = "return document.querySelector('[data-curves]').getAttribute('aria-label')"
+    assert browser.run(label).startswith("Line chart: validation loss")
+    assert browser.log("browser") == []
+
+
+@needs_browser
+def test_all_that_scrolls_or_acts_is_reached_by_tab(browser: Browser, plain: Path) -> None:
+    show(browser, plain, 390)
+    unreachable = browser.run(
+        """return [...document.querySelectorAll('main *')].filter((node) =>
+          node.scrollWidth > node.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(node).overflowX)
+          && node.tabIndex < 0 && !node.querySelector('button')).map((node) => node.className)"""
+    )
+    assert unreachable == []
+    browser.press("\ue004")  # tab
+    assert browser.run("return document.activeElement.textContent") == "Skip to the results"
+
+
+@needs_browser
+def test_a_point_tells_its_figures(browser: Browser, plain: Path) -> None:
+    show(browser, plain)
+    browser.run("document.querySelector('.chart').scrollIntoView({block: 'center'})")
+    x, y = browser.run(
+        """const at = document.querySelector('.mark-symbol path').getBoundingClientRect();
+           return [at.x + at.width / 2, at.y + at.height / 2]"""
+    )
+    browser.devtools("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    browser.wait("!document.getElementById('tip').hidden")
+    assert "accuracy (%)" in browser.run("return document.getElementById('tip').textContent")
+
+
+@needs_browser
+def test_names_do_not_become_code(browser: Browser, tmp_path: Path) -> None:
+    runs = [run(HOSTILE, names=[HOSTILE, "</svg>", "<!--", "d", "e"], growth=GROWN)]
+    write_report(runs, tmp_path / "report.html")
+    show(browser, tmp_path / "report.html")
+    assert browser.run("return [window.broken ?? null, document.querySelectorAll('img').length]") == [None, 0]
+    assert browser.run("return document.querySelector('.key button').textContent") == HOSTILE
+    assert browser.log("browser") == []
