@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.experiments.helpers import write_toml
 from typer.testing import CliRunner
 
+from tests.experiments.helpers import write_toml
 from zeroforget.cli import app
 from zeroforget.experiments.display import Live
 from zeroforget.experiments.experiment import Experiment
@@ -55,8 +55,11 @@ def test_table_in_every_format(tmp_path: Path) -> None:
     assert "Avg." in zeroforget("table", out)
     assert zeroforget("table", out, "-f", "markdown").startswith("**tests.experiments.helpers:three_digits")
     assert "\\toprule" in zeroforget("table", out, "--format", "latex")
-    assert zeroforget("table", out, "-f", "csv").startswith("table,method,source,seeds,task,accuracy,forgetting,std\n")
+    assert zeroforget("table", out, "-f", "csv").startswith(
+        "table,method,source,seeds,column,accuracy,forgetting,std\n"
+    )
     assert "The paper has no table" in zeroforget("table", out, "--beside", "paper")
+    assert "Average accuracy" in zeroforget("table", out, "--averages")
     assert "bits kept" in zeroforget("table", out, "--costs")
     file = tmp_path / "table.tex"
     assert f"wrote {file}" in zeroforget("table", out, "-f", "latex", "-o", file)

@@ -6,11 +6,11 @@ import csv
 import io
 
 import pytest
-from tests.experiments.helpers import results
 
+from tests.experiments.helpers import results
 from zeroforget.experiments import formats
 from zeroforget.experiments.results import Results
-from zeroforget.experiments.tables import COSTS, Cell, costs, signed, size, tables
+from zeroforget.experiments.tables import COSTS, Cell, averages, costs, signed, size, tables
 
 
 def runs() -> list[Results]:
@@ -82,12 +82,12 @@ def test_csv_has_a_line_for_each_figure() -> None:
         "method": "finetuning",
         "source": "ours",
         "seeds": "2",
-        "task": "t1",
+        "column": "t1",
         "accuracy": "55",
         "forgetting": "-42",
         "std": "7.07107",
     }
-    assert [r["task"] for r in rows[:3]] == ["t1", "t2", "average"]
+    assert [r["column"] for r in rows[:3]] == ["t1", "t2", "Avg."]
     assert rows[2]["forgetting"] == ""
 
 
@@ -111,7 +111,7 @@ def test_beside_the_paper() -> None:
     assert "  the paper" in formats.terminal(table).plain
     assert "\\quad the paper &" in formats.latex(table)
     assert "| the paper |" in formats.markdown(table)
-    assert ",tfm,paper,1,average,73.3,," in formats.to_csv([table])
+    assert ",tfm,paper,1,Avg. (2+),73.3,," in formats.to_csv([table])
 
 
 def test_a_scenario_that_the_paper_lacks_says_so() -> None:
@@ -151,6 +151,33 @@ def test_equal_averages_share_the_bold() -> None:
     (table,) = tables([results("tfm"), results("ewc"), results("si", accuracy=[[1.0], [0.1, 0.2]])])
     assert [r.average.best for r in table.rows] == [True, False, True]
     assert str(Cell(50.0)) == "50.0"
+
+
+def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold() -> None:
+    names = ["tiny-imagenet/random", "tiny-imagenet/semantic", "tiny-imagenet/large-first"]
+    good, bad = [[0.5] * (t + 1) for t in range(10)], [[0.25] * (t + 1) for t in range(10)]
+    made = [results("hat", 0, good if name == names[0] else bad, scenario=name) for name in names]
+    made += [results("tfm", 0, bad if name == names[0] else good, scenario=name) for name in names]
+    made += [results("ewc", 0, good, scenario=names[0])]  # not run on the others
+    table = averages(made, beside_paper=True)
+    assert table.columns == tuple(f"{name} · small" for name in names)
+    assert [(r.method, r.source) for r in table.rows] == [
+        ("hat", "ours"),
+        ("hat", "paper"),
+        ("tfm", "ours"),
+        ("tfm", "paper"),
+    ]
+    assert [[str(c) for c in r.entries] for r in table.rows] == [
+        ["50.0", "25.0", "25.0"],
+        ["54.2", "44.0", "66.5"],
+        ["25.0", "50.0", "50.0"],
+        ["56.0", "45.3", "73.3"],
+    ]
+    assert [[c.best for c in r.entries] for r in table.rows if r.source == "ours"] == [
+        [True, False, False],
+        [False, True, True],
+    ]
+    assert "| TFM | 25.0 | **50.0** | **50.0** |" in formats.markdown(table)
 
 
 def test_costs_and_forward_transfer() -> None:

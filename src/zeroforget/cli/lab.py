@@ -61,6 +61,7 @@ def table_command(
     beside: Annotated[
         Literal["paper"] | None, typer.Option(help="'paper' puts the paper's figures below ours.")
     ] = None,
+    averages: Annotated[bool, typer.Option("--averages", help="One table: a column for each scenario.")] = False,
     costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, seconds, transfer.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.")] = None,
 ) -> None:
@@ -70,7 +71,8 @@ def table_command(
     from zeroforget.experiments.results import load_runs
 
     results = load_runs(runs)
-    tables = made.tables(results, beside_paper=beside == "paper")
+    paper = beside == "paper"
+    tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
     if style == "terminal" and output is None:
         for table in tables:
             console.print(formats.terminal(table), soft_wrap=True)

@@ -33,9 +33,10 @@ def terminal(table: Table) -> Text:
     text.append(f"{table.title}\n", style="bold")
     text.append(_padded(table.header, widths) + "\n" + rule + "\n")
     for row, line in zip(table.rows, table.lines(), strict=True):
-        padded = _padded(line, widths)
-        text.append(padded[: len(padded) - widths[-1]], style="dim" if row.source == "paper" else "")
-        text.append(padded[len(padded) - widths[-1] :] + "\n", style="bold" if row.average.best else "")
+        text.append(line[0].ljust(widths[0]), style="dim" if row.source == "paper" else "")
+        for cell, words, width in zip(row.entries, line[1:], widths[1:], strict=True):
+            text.append("  " + words.rjust(width), style="bold" if cell.best else "")
+        text.append("\n")
     for note in table.notes:
         text.append(note + "\n", style="dim")
     return text
@@ -56,8 +57,8 @@ def markdown(table: Table) -> str:
     """A pipe table."""
     lines = [f"**{table.title}**", "", _pipes(table.header), _pipes(["---", *["---:"] * (len(table.header) - 1)])]
     for row, line in zip(table.rows, table.lines(), strict=True):
-        average = f"**{line[-1]}**" if row.average.best else line[-1]
-        lines.append(_pipes([*(_escape_pipes(cell.strip()) for cell in line[:-1]), average]))
+        cells = [f"**{words}**" if cell.best else words for cell, words in zip(row.entries, line[1:], strict=True)]
+        lines.append(_pipes([_escape_pipes(line[0].strip()), *cells]))
     for note in table.notes:
         lines += ["", note]
     return "\n".join(lines) + "\n"
@@ -74,23 +75,21 @@ def _escape_pipes(cell: str) -> str:
 def latex(table: Table) -> str:
     """A tabular with booktabs' rules; baselines stand apart as in the paper."""
     columns = len(table.header)
-    title, *middle, average = (_tex(cell) for cell in table.header)
     lines = [
         "% \\usepackage{booktabs}",
         f"\\begin{{tabular}}{{l{'c' * (columns - 1)}}}",
         "\\toprule",
         f"\\multicolumn{{{columns}}}{{c}}{{\\textbf{{{_tex(table.title)}}}}} \\\\",
-        " & ".join([title, *middle, average]) + " \\\\",
+        " & ".join(map(_tex, table.header)) + " \\\\",
         "\\midrule",
     ]
     before: Row | None = None
     for row, line in zip(table.rows, table.lines(), strict=True):
         if before is not None and (before.method in BASELINES) and row.method not in BASELINES:
             lines.append("\\midrule")
-        *cells, last = (_tex(cell) for cell in line)
-        if row.source == "paper":
-            cells[0] = f"\\quad {cells[0].strip()}"
-        lines.append(" & ".join([*cells, f"\\textbf{{{last}}}" if row.average.best else last]) + " \\\\")
+        cells = [f"\\textbf{{{_tex(w)}}}" if c.best else _tex(w) for c, w in zip(row.entries, line[1:], strict=True)]
+        title = _tex(row.title) if row.source == "ours" else f"\\quad {_tex(row.title.strip())}"
+        lines.append(" & ".join([title, *cells]) + " \\\\")
         before = row
     lines += ["\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in table.notes)]
     return "\n".join(lines) + "\n"
@@ -103,14 +102,14 @@ def _tex(text: str) -> str:
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """One line for each method and task, with full precision; the average is the task 'average'."""
+    """One line for each method and column, with full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["table", "method", "source", "seeds", "task", "accuracy", "forgetting", "std"])
+    writer.writerow(["table", "method", "source", "seeds", "column", "accuracy", "forgetting", "std"])
     for table in tables:
         for row in table.rows:
-            for task, cell in zip((*table.tasks, "average"), (*row.cells, row.average), strict=True):
+            for column, cell in zip(table.columns, row.entries, strict=True):
                 figures = (cell.accuracy, cell.forgetting, cell.spread)
                 texts = ["" if figure is None else f"{figure:.6g}" for figure in figures]
-                writer.writerow([table.title, row.method, row.source, row.seeds, task, *texts])
+                writer.writerow([table.title, row.method, row.source, row.seeds, column, *texts])
     return out.getvalue()

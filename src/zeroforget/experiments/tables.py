@@ -56,13 +56,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One method, ours or the paper's."""
+    """One method, ours or the paper's, with an entry for each column."""
 
     method: str
-    cells: tuple[Cell, ...]
-    average: Cell
+    entries: tuple[Cell, ...]
     seeds: int = 1
     source: str = "ours"
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Those of the tasks, where the last column is the average."""
+        return self.entries[:-1]
+
+    @property
+    def average(self) -> Cell:
+        """The last one."""
+        return self.entries[-1]
 
     @property
     def title(self) -> str:
@@ -72,23 +81,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one scenario."""
+    """Rows with a cell for each column."""
 
     title: str
-    tasks: tuple[str, ...]
+    columns: tuple[str, ...]
     rows: tuple[Row, ...]
-    average_from: int = 1
     notes: tuple[str, ...] = ()
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The columns before the last, which is the average."""
+        return self.columns[:-1]
+
+    @property
     def header(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        average = "Avg." if self.average_from == 1 else f"Avg. ({self.average_from}+)"
-        return ("Method", *self.tasks, average)
+        """The first line."""
+        return ("Method", *self.columns)
 
     def lines(self) -> list[tuple[str, ...]]:
         """The rows as text, without bold."""
-        return [(row.title, *map(str, row.cells), str(row.average)) for row in self.rows]
+        return [(row.title, *map(str, row.entries)) for row in self.rows]
 
 
 def signed(forgetting: float) -> str:
@@ -120,7 +132,8 @@ def _table(group: Sequence[Results], beside_paper: bool) -> Table:
     elif beside_paper and printed is not None:
         rows = _beside(rows, printed)
         notes = (f"The paper's figures: {printed.label} ({printed.title}).",)
-    return Table(f"{first.scenario} · {first.network}", tuple(first.names), tuple(rows), start, notes)
+    average = "Avg." if start == 1 else f"Avg. ({start}+)"
+    return Table(f"{first.scenario} · {first.network}", (*first.names, average), tuple(rows), notes)
 
 
 def by_method(group: Sequence[Results]) -> list[list[Results]]:
@@ -154,21 +167,30 @@ def _row(runs: Sequence[Results], average_from: int) -> Row:
         accuracies = [100 * r.final[k] for r in runs]
         forgotten = 100 * mean([r.forgetting[k] for r in runs])
         cells.append(Cell(mean(accuracies), forgotten, deviation(accuracies) if several else None))
+    cells.append(_average(runs, average_from))
+    return Row(runs[0].method, tuple(cells), len(runs))
+
+
+def _average(runs: Sequence[Results], average_from: int) -> Cell:
     averages = [100 * mean(r.final[average_from - 1 :]) for r in runs]
-    average = Cell(mean(averages), None, deviation(averages) if several else None)
-    return Row(runs[0].method, tuple(cells), average, len(runs))
+    return Cell(mean(averages), None, deviation(averages) if len(runs) > 1 else None)
 
 
-def _bold(rows: Sequence[Row]) -> list[Row]:
-    """Mark the best average; methods that print the same figure share it."""
-    contest = [round(r.average.accuracy, 1) for r in rows if r.method not in UPPER_BOUNDS]
+def _bold(rows: Sequence[Row], column: int = -1) -> list[Row]:
+    """Mark the best of a column; methods that print the same figure share it."""
+    contest = [round(r.entries[column].accuracy, 1) for r in rows if r.method not in UPPER_BOUNDS]
     best = max(contest, default=None) if len(contest) > 1 else None
     return [
-        replace(row, average=replace(row.average, best=True))
-        if round(row.average.accuracy, 1) == best and row.method not in UPPER_BOUNDS
-        else row
+        row
+        if row.method in UPPER_BOUNDS or round(row.entries[column].accuracy, 1) != best
+        else replace(row, entries=_marked(row.entries, column))
         for row in rows
     ]
+
+
+def _marked(cells: tuple[Cell, ...], column: int) -> tuple[Cell, ...]:
+    chosen = column % len(cells)
+    return tuple(replace(cell, best=True) if c == chosen else cell for c, cell in enumerate(cells))
 
 
 def _beside(rows: Sequence[Row], printed: paper.PaperTable) -> list[Row]:
@@ -180,7 +202,34 @@ def _beside(rows: Sequence[Row], printed: paper.PaperTable) -> list[Row]:
 
 def _paper_row(row: paper.PaperRow) -> Row:
     cells = tuple(Cell(a, f) for a, f in zip(row.accuracy, row.forgetting, strict=True))
-    return Row(row.method, cells, Cell(row.average), source="paper")
+    return Row(row.method, (*cells, Cell(row.average)), source="paper")
+
+
+# Averages only -----------------------------------------------------------------------------------------------------
+
+
+def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
+    """One column for each scenario, as the paper's summary of Tiny ImageNet (tab:tiny_imagenet_all).
+
+    Only methods that were run on every scenario have a row.
+    """
+    made = [_table(group, beside_paper) for group in groups(runs)]
+    found = [{(row.method, row.source): row for row in table.rows} for table in made]
+    keys = [key for key in found[0] if all(key in other for other in found)]
+    rows: list[Row] = []
+    for source in ("ours", "paper"):
+        part = [_last_cells([rows_of[key] for rows_of in found]) for key in keys if key[1] == source]
+        for column in range(len(found)):
+            part = _bold(part, column)
+        rows += part
+    rows.sort(key=lambda row: [key[0] for key in keys].index(row.method))  # stable: ours, then the paper's
+    notes = tuple(dict.fromkeys(note for table in made for note in table.notes))
+    return Table("Average accuracy", tuple(table.title for table in made), tuple(rows), notes)
+
+
+def _last_cells(rows: Sequence[Row]) -> Row:
+    cells = tuple(replace(row.entries[-1], best=False) for row in rows)
+    return Row(rows[0].method, cells, rows[0].seeds, rows[0].source)
 
 
 # Costs -----------------------------------------------------------------------------------------------------------
