@@ -135,9 +135,13 @@ class Pnn(Method):
 def shrunk(net: nn.Module, example: Tensor, tasks: int) -> nn.Module:
     """The widest network of the same architecture of which so many columns with their laterals fit into `net`."""
     try:
-        axes = find_axes(net, example)
-    except CannotGrow as error:
+        return _shrunk(net, example, tasks)
+    except (CannotGrow, RuntimeError) as error:  # torch's complaint about shapes is a RuntimeError
         raise ValueError(f"pnn cannot make narrower columns of this network ({error}); use full=True") from error
+
+
+def _shrunk(net: nn.Module, example: Tensor, tasks: int) -> nn.Module:
+    axes = find_axes(net, example)
     shape = copy.deepcopy(net).to("meta").eval()
     room = sum(p.numel() for p in net.parameters())
 

@@ -1,0 +1,211 @@
+"""Hard attention to the task: a nearly binary gate on every feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from zeroforget.core.axes import find_axes
+from zeroforget.core.labels import Concat, Label, Named, Product
+from zeroforget.data import Task
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
+from zeroforget.training import Fit
+from zeroforget.training.evaluate import Predictor
+
+_LARGEST = 6.0
+"""Embeddings stay within ±this: beyond, a gate's gradient is lost."""
+_STEEPEST = 50.0
+"""cosh overflows soon after this."""
+
+
+class Hat(Method):
+    """Learn with each task which features it needs; what they needed of the network then hardly learns any more.
+
+    Serrà et al., "Overcoming Catastrophic Forgetting with Hard Attention to the Task", ICML 2018. Gates are sigmoids
+    that become steeper within every epoch: 1 - a is nearly, not exactly, zero, so a little is forgotten. The features
+    are the axes found by watching the network run. Normalization is each task's own.
+
+    Options:
+        strength: c, how much a task pays for features that no task before it uses.
+        smax: how steep the gates are in the end.
+        clip: bound on the norm of the gradient, which compensation makes large.
+    """
+
+    name = "hat"
+    family = "mask-based"
+    overhead_formula = "1 float per feature and task"
+    tradeoff = "strength"
+
+    def __init__(
+        self, net: nn.Module, example: Tensor, *, strength: float = 0.75, smax: float = 400.0, clip: float = 10000.0
+    ) -> None:
+        super().__init__(net, example)
+        if smax <= 1:
+            raise ValueError(f"smax is how steep the gates become, so above 1, not {smax}")
+        self.strength = strength
+        self.smax = smax
+        self.clip = clip
+        axes = find_axes(net, example)
+        self.sizes = dict(axes.sizes)
+        self.output = axes.output
+        own = norm_tensors(net)
+        self.labels = {name: axes.tensors[name] for name, _ in net.named_parameters() if name not in own}
+        # A layer reads gated features: W (a ⊙ h) is (W · diag a) h, so gates are folded into the weights that read.
+        self.readers = [f"{path}.weight" if path else "weight" for path in axes.layers]
+        self.embeddings = nn.ParameterList()
+        self.norms = TaskNorms(net)
+        self._steepness = smax
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """A head, a number for each feature, and normalization."""
+        super().add_task(spec)
+        example = self.get_buffer("example")
+        self.embeddings.append(nn.Parameter(torch.randn_like(example.new_empty(sum(self.sizes.values())))))
+        self.norms.add(self.net)
+
+    def drop_task(self) -> None:
+        """Take them back."""
+        super().drop_task()
+        self.embeddings = nn.ParameterList(list(self.embeddings)[:-1])
+        self.norms.drop()
+
+    # Gates -----------------------------------------------------------------------------------------------------
+
+    def attention(self, task: int, steepness: float | None = None) -> Tensor:
+        """a = σ(s·e) for every feature (eq. 1)."""
+        return torch.sigmoid((self.smax if steepness is None else steepness) * self.embeddings[task])
+
+    def used(self) -> Tensor:
+        """How much the tasks before the newest need each feature: the largest of their gates."""
+        with torch.no_grad():
+            before = [self.attention(task) for task in range(len(self.specs) - 1)]
+            return torch.stack(before).amax(0) if before else torch.zeros_like(self.embeddings[-1])
+
+    def by_axis(self, features: Tensor) -> dict[str, Tensor]:
+        """One vector for all features as one for each axis."""
+        return dict(zip(self.sizes, features.split(list(self.sizes.values())), strict=True))
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def trainable(self) -> Iterable[nn.Parameter]:
+        """The network, the newest gates and the newest head."""
+        yield from self.net.parameters()
+        yield self.embeddings[-1]
+        yield from self.heads[-1].parameters()
+
+    def moving(self) -> dict[str, Tensor]:
+        """The same, statistics included."""
+        last = len(self.specs) - 1
+        names = ("net.", f"heads.{last}.")
+        return {n: t for n, t in self.state_dict().items() if n.startswith(names) or n == f"embeddings.{last}"}
+
+    def before_step(self, done: float) -> None:
+        """Gates become steeper within each epoch (eq. 3)."""
+        self._steepness = 1 / self.smax + (self.smax - 1 / self.smax) * done
+        self._used = self.used()
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Cross-entropy, and a price on features that were free (eqs. 5 and 6)."""
+        gates = self.attention(task, self._steepness)
+        free = 1 - self._used
+        price = (gates * free).sum() / free.sum().clamp_min(1e-8)
+        return nn.functional.cross_entropy(self._gated(x, task, gates), y) + self.strength * price
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Hold what old tasks use, and undo what steep gates do to the gradient of their embeddings."""
+        if len(self.specs) > 1:
+            for name, share in self.held().items():
+                if (gradient := self.net.get_parameter(name).grad) is not None:
+                    gradient *= 1 - share  # eq. (2)
+        e = self.embeddings[-1]
+        if e.grad is not None:
+            e.grad *= compensation(e, self._steepness, self.smax)  # eq. (4)
+        nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self.clip)
+
+    def held(self) -> dict[str, Tensor]:
+        """How firmly each parameter is held: the least of what old tasks need of the features that it joins."""
+        gates = self.by_axis(self._used)
+        out = {}
+        for name, labels in self.labels.items():
+            share = self._used.new_ones(())
+            for dim, label in enumerate(labels):
+                along = gates_of(label, gates, self._used)
+                share = torch.minimum(share, along.view(-1, *(1,) * (len(labels) - dim - 1)))
+            out[name] = share
+        return out
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Keep embeddings where gates still have a gradient."""
+        self.embeddings[-1].clamp_(-_LARGEST, _LARGEST)
+
+    def end_task(self, task: Task, fit: Fit) -> None:
+        """Keep this task's normalization."""
+        self.norms.store(len(self.specs) - 1, self.net)
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def _folded(self, features: Tensor) -> dict[str, Tensor]:
+        """The weights that read features, times the gates of what they read."""
+        gates = self.by_axis(features)
+        out = {}
+        for name in self.readers:
+            weight, labels = self.net.get_parameter(name), self.labels[name]
+            along = gates_of(labels[1], gates, features)
+            out[name] = weight * along.view(-1, *(1,) * (weight.dim() - 2))
+        return out
+
+    def _gated(self, x: Tensor, task: int, features: Tensor) -> Tensor:
+        out = functional_call(self.net, self._folded(features), (x,))
+        logits: Tensor = self.heads[task](out * gates_of(self.output, self.by_axis(features), features))
+        return logits
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        """The logits with gates as steep as they get."""
+        if task < len(self.specs) - 1:
+            return self.predictor(task)(x)
+        return self._gated(x, task, self.attention(task))
+
+    @torch.no_grad()
+    def predictor(self, task: int) -> Predictor:
+        """A network of the task's own, its gates in the weights."""
+        self.eval()
+        features = self.attention(task)
+        norms = {} if task == len(self.specs) - 1 else self.norms.read(task)
+        net, head = plain_copy(self.net, self._folded(features) | norms), self.heads[task]
+        gates = gates_of(self.output, self.by_axis(features), features)
+        return lambda x: head(net(x) * gates)
+
+    def overhead(self) -> Overhead:
+        """A number for each feature and task, and each later task's normalization."""
+        kept = bits(*self.embeddings) + self.norms.bits()
+        return Overhead(training=kept, inference=kept)
+
+
+def compensation(embedding: Tensor, steepness: float, smax: float) -> Tensor:
+    """What an embedding's gradient is multiplied by so that it is that of a gate of steepness 1 (eq. 4)."""
+    steep = torch.cosh((steepness * embedding).clamp(-_STEEPEST, _STEEPEST)) + 1
+    return smax / steepness * steep / (torch.cosh(embedding) + 1)
+
+
+def gates_of(label: Label, gates: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """The gate of each element of a dimension; what is fixed is always on."""
+    match label:
+        case int():
+            return like.new_ones(label)
+        case Named(name):
+            return gates[name]
+        case Concat(parts):
+            return torch.cat([gates_of(part, gates, like) for part in parts])
+        case Product(factors):
+            out = gates_of(factors[0], gates, like)
+            for factor in factors[1:]:
+                out = (out[:, None] * gates_of(factor, gates, like)[None, :]).flatten()
+            return out
