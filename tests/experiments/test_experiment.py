@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.experiments.helpers import write_toml
 
+from tests.experiments.helpers import write_toml
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.parts import make_scenario

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.experiments.helpers import results
 
+from tests.experiments.helpers import results
 from zeroforget.experiments import paper
 from zeroforget.experiments.results import Results, deviation, load_runs, mean
 

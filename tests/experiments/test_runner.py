@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.experiments.helpers import Pulled, three_digits, tiny_net, write_toml
 
+from tests.experiments.helpers import Pulled, three_digits, tiny_net, write_toml
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
 from zeroforget.experiments.results import Results, load_runs

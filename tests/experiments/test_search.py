@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.experiments.helpers import Exploding, Pulled, three_digits, tiny_net, write_toml
 
+from tests.experiments.helpers import Exploding, Pulled, three_digits, tiny_net, write_toml
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import read_log
 from zeroforget.experiments.runner import run
