@@ -1,0 +1,348 @@
+"""What a model and a task write down about themselves: model.json and task.json as values."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from zeroforget.store.errors import Damaged, ModelError
+from zeroforget.store.fields import VERSION, Fields
+
+MOST_CLASSES = 100_000
+MOST_PIXELS = 512
+_NAME = re.compile(r"\w[\w .-]{0,63}")
+_FILE = re.compile(r"[a-z]{1,32}\.safetensors")
+_LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def task_name(name: str) -> str:
+    """A task's name as it is kept; it must be able to name a folder on any system."""
+    name = unicodedata.normalize("NFC", name.strip())
+    if not _NAME.fullmatch(name):
+        raise ModelError(
+            f"'{name}' cannot name a task: use letters, digits, spaces, '-', '_' and '.', at most 64 of them, "
+            "the first a letter or digit"
+        )
+    return name
+
+
+def folder_name(number: int, name: str) -> str:
+    """The name of a task's folder."""
+    return f"{number:03d}-{name.replace(' ', '_')}"
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The network that a model grows from: enough to build it again, without its values."""
+
+    network: str
+    options: Mapping[str, float]
+    shape: tuple[int, int, int]
+    """Channels, height and width of its images: 1 channel is grey, 3 are red, green and blue."""
+    start: float = 1.0
+    limit: float | None = None
+    unit: str = "features"
+    align: int = 1
+    fn: str = "reused"
+    bridge: str = "zero"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """model.json, which never changes."""
+
+    backbone: Backbone
+    seed: int
+    made: str
+    program: str
+    weights: str | None
+    """The sha256 of the file of weights that it started from."""
+    fresh: Mapping[str, tuple[float, float]]
+    """Parameter → spread and centre of its first values, which new features' values are drawn with."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        fresh = {name: list(pair) for name, pair in self.fresh.items()}
+        head = {"format": "zeroforget model", "version": VERSION}
+        backbone = asdict(self.backbone) | {"shape": list(self.backbone.shape), "options": dict(self.backbone.options)}
+        rest = {"seed": self.seed, "made": self.made, "program": self.program, "weights": self.weights}
+        return head | {"backbone": backbone} | rest | {"fresh": fresh}
+
+    @staticmethod
+    def from_json(values: dict[str, Any], where: object) -> ModelFacts:
+        """The inverse of `to_json`, checked."""
+        fields = Fields(values, where)
+        _kind(fields, "zeroforget model")
+        facts = ModelFacts(
+            backbone=_backbone(fields.group("backbone")),
+            seed=fields.integer("seed", 0, 2**63),
+            made=fields.text("made", like=_LEARNED),
+            program=fields.text("program"),
+            weights=None if fields.any("weights") is None else fields.hash("weights"),
+            fresh=_fresh(fields.group("fresh")),
+        )
+        fields.done()
+        return facts
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to the network's input: turned upright, scaled to cover `size`, cut in the middle, normalized."""
+
+    mode: str
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "mode": self.mode,
+            "size": list(self.size),
+            "fit": "cover, then the centre",
+            "resample": "bilinear",
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a task was learned from."""
+
+    listing: str
+    """sha256 of the names and sizes of the pictures: the same folder gives the same held-out part."""
+    counts: tuple[int, ...]
+    skipped: int
+    held_out: int
+    share: float
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"counts": list(self.counts)}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How sure a task's network is of its own held-out pictures: a temperature, and the quantiles of its confidence."""
+
+    temperature: float
+    quantiles: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"temperature": self.temperature, "quantiles": list(self.quantiles)}
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file beside task.json."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """task.json, which never changes."""
+
+    number: int
+    name: str
+    before: str
+    """The sha256 of the task.json before, or of model.json: the chain."""
+    learned: str
+    program: str
+    classes: tuple[str, ...]
+    growth: float | Mapping[str, int]
+    born: Mapping[str, int]
+    """Axis → how many features were born with this task."""
+    weights: int
+    """How many numbers were born with it, its own head and normalization included."""
+    operations: int
+    """Multiplications and additions of its network for one picture."""
+    preprocessing: Preprocessing
+    accuracy: float
+    """On the held-out pictures, which also chose when to stop."""
+    data: DataFacts
+    training: Mapping[str, Any]
+    calibration: Calibration
+    network: str
+    """sha256 of every tensor of its dense network."""
+    probe: str
+    """sha256 of its logits for the probe."""
+    environment: Mapping[str, str]
+    files: Mapping[str, FileFacts]
+    hash: str = field(default="", compare=False)
+    """sha256 of the file itself; not written in it."""
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return folder_name(self.number, self.name)
+
+    @property
+    def bytes(self) -> int:
+        """What its files take on disk, task.json aside."""
+        return sum(file.bytes for file in self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        head: dict[str, Any] = {"format": "zeroforget task", "version": VERSION}
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        growth = self.growth if isinstance(self.growth, (int, float)) else dict(self.growth)
+        return head | plain | {
+            "classes": list(self.classes),
+            "growth": growth,
+            "born": dict(self.born),
+            "preprocessing": self.preprocessing.to_json(),
+            "data": self.data.to_json(),
+            "training": dict(self.training),
+            "calibration": self.calibration.to_json(),
+            "environment": dict(self.environment),
+            "files": {name: asdict(file) for name, file in self.files.items()},
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(values: dict[str, Any], where: object, own_hash: str) -> TaskFacts:
+        """The inverse of `to_json`, checked."""
+        fields = Fields(values, where)
+        _kind(fields, "zeroforget task")
+        name = fields.text("name", most=64, like=_NAME)
+        classes = fields.texts("classes", least=2, most=MOST_CLASSES)
+        if len(set(classes)) != len(classes):
+            raise fields.wrong("classes", "names a class twice")
+        facts = TaskFacts(
+            number=fields.integer("number", 1, 100_000),
+            name=name,
+            before=fields.hash("before"),
+            learned=fields.text("learned", like=_LEARNED),
+            program=fields.text("program"),
+            classes=classes,
+            growth=_growth(fields),
+            born=fields.counts("born"),
+            weights=fields.integer("weights", 0, 2**40),
+            operations=fields.integer("operations", 0, 2**60),
+            preprocessing=_preprocessing(fields.group("preprocessing")),
+            accuracy=fields.number("accuracy", 0, 1),
+            data=_data(fields.group("data")),
+            training=fields.group("training").values,
+            calibration=_calibration(fields.group("calibration")),
+            network=fields.hash("network"),
+            probe=fields.hash("probe"),
+            environment=_environment(fields.group("environment")),
+            files=_files(fields.group("files")),
+            hash=own_hash,
+        )
+        fields.done()
+        return facts
+
+
+_PLAIN = (
+    *("number", "name", "before", "learned", "program", "weights", "operations"),
+    *("accuracy", "network", "probe"),
+)
+
+
+def _kind(fields: Fields, kind: str) -> None:
+    if fields.any("format") != kind:
+        raise fields.wrong("format", f"must be '{kind}'")
+    fields.integer("version", 1, VERSION)
+
+
+def _backbone(fields: Fields) -> Backbone:
+    options = fields.group("options")
+    shape = fields.integers("shape", least=3, most=3, low=1, high=MOST_PIXELS)
+    if shape[0] not in {1, 3}:
+        raise fields.wrong("shape", "must begin with 1 or 3 channels")
+    made = Backbone(
+        network=fields.text("network", most=64),
+        options={name: options.number(name, 0, 16) for name in list(options.values)},
+        shape=(shape[0], shape[1], shape[2]),
+        start=fields.number("start", 1e-6, 1),
+        limit=fields.maybe("limit", 1e-6, 64),
+        unit=_one_of(fields, "unit", "features", "weights"),
+        align=fields.integer("align", 1, 1024),
+        fn=_one_of(fields, "fn", "reused", "all", "none"),
+        bridge=_one_of(fields, "bridge", "zero", "random"),
+    )
+    fields.done()
+    return made
+
+
+def _one_of(fields: Fields, key: str, *known: str) -> str:
+    value = fields.text(key)
+    if value not in known:
+        raise fields.wrong(key, f"must be one of {', '.join(known)}")
+    return value
+
+
+def _fresh(fields: Fields) -> dict[str, tuple[float, float]]:
+    out = {}
+    for name in list(fields.values):
+        spread, centre = fields.numbers(name, least=2, most=2, low=-1e6, high=1e6)
+        out[name] = (spread, centre)
+    return out
+
+
+def _growth(fields: Fields) -> float | dict[str, int]:
+    if isinstance(fields.any("growth"), dict):
+        return fields.counts("growth")
+    return fields.number("growth", 0, 64)
+
+
+def _preprocessing(fields: Fields) -> Preprocessing:
+    mode = _one_of(fields, "mode", "RGB", "L")
+    channels = 3 if mode == "RGB" else 1
+    size = fields.integers("size", least=2, most=2, low=1, high=MOST_PIXELS)
+    if (fields.any("fit"), fields.any("resample")) != ("cover, then the centre", "bilinear"):
+        raise fields.wrong("fit", "names a treatment that this version does not have")
+    made = Preprocessing(
+        mode=mode,
+        size=(size[0], size[1]),
+        mean=fields.numbers("mean", least=channels, most=channels),
+        std=fields.numbers("std", least=channels, most=channels, low=1e-6),
+    )
+    fields.done()
+    return made
+
+
+def _data(fields: Fields) -> DataFacts:
+    made = DataFacts(
+        listing=fields.hash("listing"),
+        counts=fields.integers("counts", least=2, most=MOST_CLASSES),
+        skipped=fields.integer("skipped", 0, 2**40),
+        held_out=fields.integer("held_out", 1, 2**40),
+        share=fields.number("share", 0, 1),
+        seed=fields.integer("seed", 0, 2**63),
+    )
+    fields.done()
+    return made
+
+
+def _calibration(fields: Fields) -> Calibration:
+    made = Calibration(fields.number("temperature", 1e-4, 1e4), fields.numbers("quantiles", least=2, most=1001))
+    fields.done()
+    if list(made.quantiles) != sorted(made.quantiles):
+        raise Damaged(fields.where, "field 'calibration.quantiles' must rise")
+    return made
+
+
+def _environment(fields: Fields) -> dict[str, str]:
+    return {name: fields.text(name) for name in list(fields.values)}
+
+
+def _files(fields: Fields) -> dict[str, FileFacts]:
+    out = {}
+    for name in list(fields.values):
+        one = fields.group(name)
+        if not _FILE.fullmatch(name):
+            raise fields.wrong(name, "is no file name of ours")
+        out[name] = FileFacts(one.integer("bytes", 8, 2**40), one.hash("sha256"))
+        one.done()
+    if set(out) != {"born.safetensors", "probe.safetensors"}:
+        raise fields.wrong("", "must name born.safetensors and probe.safetensors")
+    return out

@@ -1,0 +1,177 @@
+"""The model's folder: reading its chain of tasks, adding a task to it, taking the newest back."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as pack_tensors
+from torch import Tensor
+
+from zeroforget.store import files
+from zeroforget.store.errors import Damaged, ModelError
+from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
+from zeroforget.store.fields import read_bytes, read_sealed, sealed, sha256
+
+BORN, PROBE, TASK, MODEL = "born.safetensors", "probe.safetensors", "task.json", "model.json"
+TRAINING = ".training"
+_ENTRY = re.compile(r"(\d{3,6})-(.+)")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as its JSON files tell it, checked link by link."""
+
+    model: ModelFacts
+    root: str
+    """sha256 of model.json."""
+    tasks: tuple[TaskFacts, ...]
+
+    @property
+    def head(self) -> str:
+        """What the next task must name as the one before; it identifies the whole model."""
+        return self.tasks[-1].hash if self.tasks else self.root
+
+    def find(self, task: str | int) -> TaskFacts:
+        """A task by name or by number, counted from 1 as its folder is."""
+        for facts in self.tasks:
+            if task in (facts.name, facts.number) and not isinstance(task, bool):
+                return facts
+        known = ", ".join(facts.name for facts in self.tasks) or "none yet; 'zeroforget learn' adds one"
+        raise ModelError(f"no task {task!r} in this model; its tasks are: {known}")
+
+
+class Folder:
+    """Where a model lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tasks = path / "tasks"
+
+    def task(self, facts: TaskFacts) -> Path:
+        """A task's folder."""
+        return self.tasks / facts.folder
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether there is a model here."""
+        return (self.path / MODEL).exists()
+
+    def read(self) -> Chain:
+        """The chain, checked. A task that is taken back while we read makes us read again."""
+        for _ in range(20):
+            entries = self.entries()
+            try:
+                return self._read(entries)
+            except Damaged:
+                if entries == self.entries():
+                    raise
+        raise ModelError(f"{self.path} changes faster than it can be read; try again")
+
+    def _read(self, entries: list[tuple[int, str]]) -> Chain:
+        if not self.path.is_dir():
+            raise ModelError(f"there is no model in {self.path}; 'zeroforget learn {self.path} PICTURES --task NAME' makes one")
+        if not self.exists():
+            if entries:
+                raise Damaged(self.path / MODEL, "it is missing")
+            raise ModelError(f"{self.path} holds no model; 'zeroforget learn' makes one there")
+        values, root = read_sealed(self.path / MODEL)
+        model = ModelFacts.from_json(values, self.path / MODEL)
+        tasks: list[TaskFacts] = []
+        for place, (number, name) in enumerate(entries, 1):
+            if number != place:
+                again = number < place
+                why = "there are two of its number" if again else f"task {place} is missing before it"
+                raise Damaged(self.tasks / name, why)
+            tasks.append(self.read_task(self.tasks / name, tasks[-1].hash if tasks else root))
+            if tasks[-1].number != number or unicodedata.normalize("NFC", name) != tasks[-1].folder:
+                raise Damaged(self.tasks / name / TASK, f"it belongs to the folder {tasks[-1].folder}")
+        names = [task.name for task in tasks]
+        if len(set(names)) != len(names):
+            raise Damaged(self.tasks, "two tasks have one name")
+        return Chain(model, root, tuple(tasks))
+
+    def entries(self) -> list[tuple[int, str]]:
+        """The folders of tasks, by number; whatever else lies there is not ours."""
+        if not self.tasks.is_dir():
+            return []
+        found = [(match, entry.name) for entry in self.tasks.iterdir() if (match := _ENTRY.fullmatch(entry.name))]
+        return sorted((int(match[1]), name) for match, name in found)
+
+    @staticmethod
+    def read_task(folder: Path, before: str) -> TaskFacts:
+        """A task's facts; it must follow the one whose hash is `before`."""
+        if not folder.is_dir():
+            raise Damaged(folder, "it is not a folder")
+        values, own = read_sealed(folder / TASK)
+        facts = TaskFacts.from_json(values, folder / TASK, own)
+        if facts.before != before:
+            raise Damaged(folder / TASK, "it does not follow the task before it; one of the two was changed or swapped")
+        for name, file in facts.files.items():
+            try:
+                size = (folder / name).stat().st_size
+            except OSError:
+                raise Damaged(folder / name, "it is missing") from None
+            if size != file.bytes:
+                raise Damaged(folder / name, f"it has {size} bytes and should have {file.bytes}")
+        return facts
+
+    @staticmethod
+    def tensors(folder: Path, facts: TaskFacts, name: str) -> dict[str, Tensor]:
+        """A tensor file's content, once its hash is right."""
+        path, file = folder / name, facts.files[name]
+        content = read_bytes(path, file.bytes)
+        if sha256(content) != file.sha256:
+            raise Damaged(path, "its content is not what was written (sha256 differs)")
+        try:
+            return parse_tensors(content)
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise Damaged(path, f"it is no safetensors file ({error})") from error
+
+    # Writing: only under the lock ------------------------------------------------------------------------------
+
+    def create(self, facts: ModelFacts) -> None:
+        """Write model.json."""
+        aside = self.path / f"{files.ASIDE}{MODEL}"
+        files.write(aside, sealed(facts.to_json()))
+        files.place(aside, self.path / MODEL)
+
+    def aside(self, name: str) -> Path:
+        """A fresh folder to write a task into."""
+        path = self.path / f"{files.ASIDE}{name}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    @staticmethod
+    def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> FileFacts:
+        """Write a tensor file and tell what it is."""
+        content = pack_tensors(dict(tensors))
+        files.write(folder / name, content)
+        return FileFacts(len(content), sha256(content))
+
+    def commit(self, aside: Path, folder: str) -> None:
+        """Make a finished folder the newest task."""
+        files.make(self.tasks)
+        files.place(aside, self.tasks / folder)
+
+    def undo(self) -> str:
+        """Take the newest task's folder away. Whatever state it is in: this is also the way out of damage."""
+        entries = self.entries()
+        if not entries:
+            raise ModelError(f"{self.path} has no task to take back")
+        name = entries[-1][1]
+        away = self.path / f"{files.UNDONE}{name}"
+        shutil.rmtree(away, ignore_errors=True)
+        (self.tasks / name).rename(away)
+        files.sync(self.tasks)
+        files.sync(self.path)
+        shutil.rmtree(away, ignore_errors=True)
+        return _ENTRY.fullmatch(name)[2]  # type: ignore[index]

@@ -1,0 +1,113 @@
+"""Pictures of any size, mode and common format as bytes of one shape. What cannot be used is named, never guessed."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from zeroforget.store.errors import Unreadable
+
+MOST_PIXELS = 80_000_000
+"""Larger pictures are refused before they are decoded: a small file can claim to be enormous."""
+IN_MEMORY = 2**30
+"""Above so many bytes, decoded pictures lie in a temporary file that is mapped into memory."""
+_FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000")
+ENDINGS = tuple([".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".tga", ".ico", ".jp2", ".mpo"])
+
+Shape = tuple[int, int, int]
+Source = str | os.PathLike[str] | bytes | Image.Image
+Told = Callable[[int, int], None]
+
+
+@cache
+def _formats() -> list[str]:
+    """The formats that are pixels and nothing else; PostScript, for one, would run a program."""
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def decode(source: Source, shape: Shape) -> Tensor:
+    """One picture as bytes of this shape: upright, covering the shape, cut in the middle; transparency is white."""
+    try:
+        if isinstance(source, Image.Image):
+            return _fitted(source, shape)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
+            width, height = picture.size
+            if width * height > MOST_PIXELS:
+                raise Unreadable(f"has {width}×{height} pixels; at most {MOST_PIXELS:,} are decoded")
+            picture.draft("RGB", (2 * shape[2], 2 * shape[1]))  # a JPEG can be decoded small; others ignore this
+            return _fitted(picture, shape)
+    except Unreadable:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise Unreadable(f"has too many pixels; at most {MOST_PIXELS:,} are decoded") from None
+    except FileNotFoundError:
+        raise Unreadable("is missing") from None
+    except Image.UnidentifiedImageError:
+        empty = isinstance(source, (str, os.PathLike)) and Path(source).stat().st_size == 0
+        raise Unreadable("is empty" if empty else "is no picture of a format that is read here") from None
+    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, MemoryError, TypeError, KeyError) as error:
+        raise Unreadable(f"cannot be decoded: {str(error) or type(error).__name__}") from None
+
+
+def _fitted(picture: Image.Image, shape: Shape) -> Tensor:
+    channels, height, width = shape
+    picture = _plain(ImageOps.exif_transpose(picture))
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    if picture.size != (width, height):
+        scale = max(width / picture.width, height / picture.height)
+        left, top = (picture.width - width / scale) / 2, (picture.height - height / scale) / 2
+        box = (max(0.0, left), max(0.0, top), picture.width - max(0.0, left), picture.height - max(0.0, top))
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    array = np.array(picture, dtype=np.uint8)
+    return torch.from_numpy(array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1)))
+
+
+def _plain(picture: Image.Image) -> Image.Image:
+    """Eight bits a channel and no transparency."""
+    if picture.mode.startswith(("I", "F")):
+        values = np.asarray(picture, dtype=np.float64)
+        top = 65535 if picture.mode.startswith("I;16") or values.max(initial=0) > 255 else 255
+        if picture.mode == "F" and values.max(initial=0) <= 1:
+            top = 1
+        return Image.fromarray((np.nan_to_num(values).clip(0, top) / top * 255).round().astype(np.uint8))
+    if picture.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return picture
+
+
+def decode_all(files: Sequence[Path], shape: Shape, told: Told | None = None) -> tuple[Tensor, dict[int, str]]:
+    """All pictures as one tensor of bytes, and what is wrong with those that cannot be used (they are left black)."""
+    size = (len(files), *shape)
+    images = np.zeros(size, np.uint8) if np.prod(size, dtype=np.int64) <= IN_MEMORY else _mapped(size)
+    wrong: dict[int, str] = {}
+
+    def one(row: int) -> None:
+        try:
+            images[row] = decode(files[row], shape).numpy()
+        except Unreadable as error:
+            wrong[row] = str(error)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata; what matters is whether the pixels came
+        for done, _ in enumerate(pool.map(one, range(len(files))), 1):
+            if told is not None:
+                told(done, len(files))
+    return torch.from_numpy(images), wrong
+
+
+def _mapped(size: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    with TemporaryFile() as file:
+        return np.memmap(file, np.uint8, "w+", shape=size)

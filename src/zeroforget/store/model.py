@@ -1,0 +1,238 @@
+"""A model that lives in a folder: learn, predict, prove, export, ship and take back, from Python."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.store import files
+from zeroforget.store.errors import ModelError, Unreadable
+from zeroforget.store.facts import TaskFacts
+from zeroforget.store.folder import Chain, Folder
+from zeroforget.store.images import Source, decode
+from zeroforget.store.learning import Options, Watch, assemble_chain, learn
+from zeroforget.store.lock import locked
+from zeroforget.store.network import command, preparation
+from zeroforget.store.update import receive, ship
+from zeroforget.store.verify import Report, verify
+from zeroforget.store.which import probabilities, rank
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one picture."""
+
+    source: str
+    task: str
+    """The task that was asked, or the likeliest."""
+    classes: tuple[tuple[str, float], ...]
+    """The likeliest classes of that task and their probabilities, best first."""
+    tasks: tuple[tuple[str, float], ...] = ()
+    """If no task was asked: how likely each one is, best first. A guess; see the documentation for how good."""
+    error: str | None = None
+    """Why there is no answer."""
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.classes[0][0] if self.classes else ""
+
+
+@dataclass
+class _State:
+    """A model as it was at one moment; what is expensive is made when it is first wanted."""
+
+    folder: Folder
+    chain: Chain
+    _net: GrowingNetwork | None = None
+    _dense: dict[str, nn.Module] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def net(self) -> GrowingNetwork:
+        with self._lock:
+            if self._net is None:
+                self._net = assemble_chain(self.folder, self.chain)
+            return self._net
+
+    def dense(self, task: TaskFacts) -> nn.Module:
+        with self._lock:
+            if task.name not in self._dense:
+                self._dense[task.name] = self.net().dense(task.number - 1)
+            return self._dense[task.name]
+
+
+class Model:
+    """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.folder = Folder(self.path)
+        self._state: _State | None = None
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Look at the folder again; whether it has changed since. What is in use stays in use until then."""
+        if not self.folder.exists() and not self.folder.entries():
+            changed, self._state = self._state is not None, None
+            return changed
+        chain, old = self.folder.read(), self._state
+        if old is not None and old.chain.head == chain.head:
+            return False
+        self._state = _State(self.folder, chain)
+        return True
+
+    def _open(self) -> _State:
+        if self._state is None:
+            self.refresh()
+        if self._state is None:
+            self.folder.read()  # says that there is none
+            raise ModelError(f"there is no model in {self.path}")
+        return self._state
+
+    # What there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[TaskFacts, ...]:
+        """What is written down about each task, in the order they were learned."""
+        return self._state.chain.tasks if self._state else ()
+
+    @property
+    def head(self) -> str:
+        """The hash that stands for the whole model."""
+        return self._open().chain.head
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of its pictures."""
+        return self._open().chain.model.backbone.shape
+
+    def task(self, name: str | int) -> TaskFacts:
+        """A task by name, or by number counted from 1."""
+        return self._open().chain.find(name)
+
+    def network(self) -> GrowingNetwork:
+        """The growing network itself; changing it changes nothing on disk."""
+        return assemble_chain(self.folder, self._open().chain)
+
+    def dense(self, task: str | int) -> nn.Module:
+        """A task's own plain network, in eval mode; it takes normalized pictures and gives logits."""
+        state = self._open()
+        return state.dense(state.chain.find(task))
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, source: Source) -> Tensor:
+        """A picture (a path, bytes or a PIL image) as the bytes that the model takes; Unreadable if it is none."""
+        return decode(source, self.shape)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, task: str | int) -> Tensor:
+        """A task's logits for prepared pictures (bytes; batch, channels, height, width)."""
+        state = self._open()
+        facts = state.chain.find(task)
+        dense, prepare = state.dense(facts), preparation(facts.preprocessing)
+        return torch.cat([dense(prepare.test(part)) for part in images.split(BATCH)])
+
+    def probabilities(self, images: Tensor, task: str | int) -> Tensor:
+        """The probability of each of the task's classes, for prepared pictures."""
+        return probabilities(self.logits(images, task), self.task(task).calibration)
+
+    def predict(
+        self, sources: Source | Iterable[Source], task: str | int | None = None, *, top: int = 3
+    ) -> list[Prediction]:
+        """The likeliest classes of each picture; without a task, of the task that is surest of it."""
+        if isinstance(sources, (str, bytes, os.PathLike)) or not isinstance(sources, Iterable):
+            sources = [sources]
+        facts = [self.task(task)] if task is not None else list(self.tasks)
+        if not facts:
+            self._open()
+            raise ModelError(f"{self.path} has no task yet; 'zeroforget learn' adds one")
+        named = [(_name(source, place), self._try(source)) for place, source in enumerate(sources)]
+        good = [image for _, image in named if isinstance(image, Tensor)]
+        scores = {one.name: self.logits(torch.stack(good), one.name) for one in facts} if good else {}
+        ranks = rank(scores, {one.name: one.calibration for one in facts})  if good and task is None else {}
+        out, row = [], 0
+        for name, image in named:
+            if isinstance(image, str):
+                out.append(Prediction(name, "", (), error=image))
+                continue
+            order = sorted(((one, float(p[row])) for one, p in ranks.items()), key=lambda pair: -pair[1])
+            chosen = next(one for one in facts if one.name == (order[0][0] if order else facts[0].name))
+            best = probabilities(scores[chosen.name][row : row + 1], chosen.calibration)[0].topk(min(top, len(chosen.classes)))
+            classes = [(chosen.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+            out.append(Prediction(name, chosen.name, tuple(classes), tuple(order)))
+            row += 1
+        return out
+
+    def _try(self, source: Source) -> Tensor | str:
+        try:
+            return self.prepare(source)
+        except Unreadable as error:
+            return str(error)
+
+    def verify(self, data: Mapping[str, str | os.PathLike[str]] | None = None) -> Report:
+        """Prove that nothing has moved; with `data` (task → folder of class folders) also measure accuracy there."""
+        return verify(self.folder, {name: Path(at) for name, at in (data or {}).items()})
+
+    # Change ----------------------------------------------------------------------------------------------------
+
+    def learn(
+        self, pictures: str | os.PathLike[str], task: str, *, watch: Watch | None = None, **options: Any
+    ) -> TaskFacts:
+        """Learn a task from a folder of class folders. `options` are the fields of `Options`."""
+        facts = learn(self.path, Path(pictures), task, Options(**options), watch or Watch())
+        self.refresh()
+        return facts
+
+    def export(self, out: str | os.PathLike[str], task: str | int | None = None, *, form: str = "onnx") -> Path:
+        """Write a task's network (without a task: all, with the task's number as an input) as ONNX or torch.export."""
+        from zeroforget.store.export import export
+
+        return export(self, Path(out), task, form)
+
+    def ship(self, out: str | os.PathLike[str], since: str | int | None = None) -> tuple[TaskFacts, ...]:
+        """Write what was born after a task (without one: the whole model) to one file."""
+        return ship(self.folder, Path(out), since)
+
+    def receive(self, update: str | os.PathLike[str], *, watch: Watch | None = None) -> tuple[TaskFacts, ...]:
+        """Add the tasks of an update; those that were new."""
+        new = receive(self.folder, Path(update), watch or Watch())
+        self.refresh()
+        return new
+
+    def undo(self, *, watch: Watch | None = None) -> str:
+        """Take back the newest task; its name. The ones before are as they were, bit for bit."""
+        watch = watch or Watch()
+        if not self.folder.exists() and not self.folder.entries():
+            self.folder.read()
+        with files.told(self.path), locked(self.path, command(), wait=watch.wait, say=watch.say):
+            files.clear(self.path)
+            name = self.folder.undo()
+        self._state = None
+        try:
+            self.refresh()
+        except ModelError:
+            pass  # an earlier task is damaged too: whoever uses the model next is told
+        return name
+
+
+def open_model(path: str | os.PathLike[str]) -> Model:
+    """The model in a folder; where there is none yet, the first `learn` makes it."""
+    return Model(path)
+
+
+def _name(source: Source, place: int) -> str:
+    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"picture {place + 1}"
+
+
+__all__ = ["Model", "Prediction", "Sequence", "open_model"]

@@ -1,0 +1,163 @@
+"""The growing network that a model's files describe: built again, and filled with what each task brought."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget import nets
+from zeroforget.core.axes import find_axes
+from zeroforget.core.growth import Room
+from zeroforget.core.network import GrowingNetwork, count_weights
+from zeroforget.data import Preparation
+from zeroforget.store.errors import Damaged
+from zeroforget.store.facts import Backbone, ModelFacts, Preprocessing, TaskFacts
+from zeroforget.store.tensors import fill, growing_tensors
+from zeroforget.training.seeding import seeded
+
+MOST_WEIGHTS = 2**29
+"""No network is built that has more."""
+TOLERANCE = 1e-4
+"""Elsewhere than where a task was learned, its logits may differ by so much of the largest."""
+
+
+def plain_network(backbone: Backbone, seed: int) -> nn.Module:
+    """The backbone as it comes from its factory, with fresh values. ValueError if there is none like it."""
+    if backbone.options.get("width", 1.0) <= 0:
+        raise ValueError("a network's width must be above 0")
+    with torch.device("meta"):
+        size = sum(p.numel() for p in nets.build(backbone.network, backbone.shape, **backbone.options).parameters())
+    if size > MOST_WEIGHTS:
+        raise ValueError(f"the network would have {size:,} weights; {MOST_WEIGHTS:,} are the most")
+    with seeded("backbone", seed):
+        return nets.build(backbone.network, backbone.shape, **backbone.options)
+
+
+def example(backbone: Backbone) -> Tensor:
+    """A batch of its shape, for tracing."""
+    return torch.randn(2, *backbone.shape, generator=torch.Generator().manual_seed(0))
+
+
+def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
+    """The growing network before its first task. Nothing is proved: it was when the model was made."""
+    backbone = facts.backbone
+    try:
+        plain = plain_network(backbone, facts.seed)
+        axes = find_axes(plain, example(backbone))
+        names = [name for name, _ in plain.named_parameters()]
+        count = functools.partial(count_weights, axes, names)
+        room = Room(axes.sizes, count, backbone.limit, backbone.unit, backbone.align)
+        net = GrowingNetwork(plain, axes, backbone.shape, room, backbone.start, backbone.fn, backbone.bridge)
+    except (ValueError, RuntimeError) as error:
+        raise Damaged(where, f"its network cannot be built ({error})") from error
+    tensors = growing_tensors(net)
+    if tensors.keys() != facts.fresh.keys():
+        raise Damaged(where, "field 'fresh' does not name the parameters of its network")
+    for name, tensor in tensors.items():
+        tensor.spread, tensor.center = facts.fresh[name]
+    return net
+
+
+def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, float]]:
+    """What new values are drawn with, for model.json."""
+    return {name: (tensor.spread, tensor.center) for name, tensor in growing_tensors(net).items()}
+
+
+def assemble(facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path) -> GrowingNetwork:
+    """The network after these tasks, each with the tensors of its file and where that lies."""
+    net = empty_network(facts, where)
+    given = list(tasks)
+    numbers = 0
+    with seeded("assemble"):
+        for task, tensors, path in given:
+            numbers += sum(t.numel() for t in tensors.values())
+            _fits(net, task, tensors, numbers, path)
+            net.add_task(task.name, len(task.classes), _growth(task))
+    for number, (_, tensors, path) in enumerate(given):
+        try:
+            fill(net, number, tensors)
+        except ValueError as error:
+            raise Damaged(path / "born.safetensors", str(error)) from error
+    return net.eval()
+
+
+def _growth(task: TaskFacts) -> float | dict[str, int]:
+    return task.growth if isinstance(task.growth, (int, float)) else dict(task.growth)
+
+
+def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], numbers: int, path: Path) -> None:
+    """Before room is made for a task: its births must follow from its growth, and its file must have the numbers."""
+    where = path / "task.json"
+    try:
+        _, widths = net._plan(task.name, len(task.classes), _growth(task))
+    except ValueError as error:
+        raise Damaged(where, f"its growth does not fit the network ({error})") from error
+    before = net.widths()
+    if {axis: width - before[axis] for axis, width in widths.items()} != dict(task.born):
+        raise Damaged(where, "field 'born' does not follow from its growth")
+    head = tensors.get("head/weight")
+    if head is None or head.dim() != 2 or len(head) != len(task.classes) or net.room.count(widths) > numbers:
+        raise Damaged(path / "born.safetensors", "it does not hold the tensors of the network")
+
+
+def preparation(preprocessing: Preprocessing) -> Preparation:
+    """How bytes become the network's input."""
+    return Preparation(mean=preprocessing.mean, std=preprocessing.std)
+
+
+# The probe -----------------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """All that bits depend on, the network aside. Probes run on one thread of the CPU, so threads are no part of it."""
+    return {
+        "torch": torch.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
+    }
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    return (found.group(1) if found else platform.processor() or "unknown")[:200]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def probe_logits(dense: nn.Module, images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """A task's logits for its probe, always computed the same way."""
+    with _one_thread():
+        out: Tensor = dense(preparation(preprocessing).test(images))
+    return out.contiguous()
+
+
+def command() -> str:
+    """What this process is, for the lock."""
+    try:
+        words = Path(f"/proc/{os.getpid()}/cmdline").read_bytes().split(b"\0")
+        return " ".join(Path(w.decode(errors="replace")).name if i < 2 else w.decode(errors="replace") for i, w in enumerate(words) if w)[:200]
+    except OSError:
+        return "python"

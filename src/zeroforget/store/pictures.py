@@ -1,0 +1,183 @@
+"""A folder of class folders as a task: what is there, what is wrong with it, and the part that is held out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from zeroforget.data import Preparation, Split, Task
+from zeroforget.store.errors import ModelError
+from zeroforget.store.facts import DataFacts, Preprocessing
+from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
+from zeroforget.training.seeding import generator
+
+FEW = 10
+"""A class with fewer pictures than this is named."""
+MOST_UNREADABLE = 0.05
+_PARTS = {"train", "val", "valid", "validation", "test"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a folder of class folders, in order."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    files: tuple[Path, ...]
+    labels: tuple[int, ...]
+
+    def key(self) -> str:
+        """sha256 of the names and sizes: the same for a copy of the folder elsewhere."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(f"{file.relative_to(self.folder).as_posix()}\0{file.stat().st_size}\n".encode(errors="replace"))
+        return digest.hexdigest()
+
+
+def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+    """Every file below every class folder. With `classes`, the folders must be among them, in that order."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder; give one that holds a folder of pictures for each class")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if "train" in names and set(names) <= _PARTS:
+        rest = " and ".join(str(folder / name) for name in names if name != "train")
+        raise ModelError(
+            f"{folder} holds parts ({', '.join(names)}), not classes: learn from {folder / 'train'}, and measure on "
+            f"{rest} with 'zeroforget verify --data'"
+        )
+    if classes is not None and (strange := [name for name in names if name not in classes]):
+        raise ModelError(f"{folder / strange[0]} is no class of this task; its classes are {', '.join(classes)}")
+    order = {name: label for label, name in enumerate(classes or names)}
+    found = [(file, order[name]) for name in names for file in _below(folder / name)]
+    if not found:
+        raise ModelError(f"{folder} holds no pictures; it should hold a folder of pictures for each class")
+    files, labels = zip(*found, strict=True)
+    return Listing(folder, tuple(classes or names), files, labels)
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(
+        Path(base) / name
+        for base, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".") and name not in {"Thumbs.db", "desktop.ini"}
+    )
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Decoded pictures, and what could not be."""
+
+    listing: Listing
+    images: Tensor
+    labels: Tensor
+    unreadable: dict[Path, str]
+    """Files that should be pictures, and why they are not."""
+    ignored: tuple[Path, ...]
+    """Files that never were pictures."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many pictures each class has."""
+        return tuple(torch.bincount(self.labels, minlength=len(self.listing.classes)).tolist())
+
+
+def read_pictures(listing: Listing, shape: Shape, *, told: Told | None = None) -> Pictures:
+    """Decode a listing; the unreadable are set aside."""
+    images, wrong = decode_all(listing.files, shape, told)
+    good = torch.tensor([row not in wrong for row in range(len(listing.files))])
+    labels = torch.tensor(listing.labels)
+    bad = {listing.files[row]: why for row, why in sorted(wrong.items())}
+    ignored = tuple(file for file in bad if file.suffix.lower() not in ENDINGS)
+    unreadable = {file: why for file, why in bad.items() if file not in ignored}
+    return Pictures(listing, images if not bad else images[good], labels[good], unreadable, ignored)
+
+
+def check(pictures: Pictures, *, strict: bool) -> list[str]:
+    """What a person should know before training; ModelError if it cannot begin."""
+    listing, counts = pictures.listing, pictures.counts
+    bad, total = pictures.unreadable, len(pictures.labels) + len(pictures.unreadable)
+    notes = [f"{file} {why}" for file, why in list(bad.items())[:20]]
+    if len(bad) > 20:
+        notes.append(f"and {len(bad) - 20} more that cannot be read")
+    if bad and (strict or len(bad) > MOST_UNREADABLE * total):
+        limit = "strict was asked for" if strict else f"more than {MOST_UNREADABLE:.0%}"
+        raise ModelError(
+            f"{len(bad)} of {total} pictures below {listing.folder} cannot be read ({limit}): {'; '.join(notes)}"
+        )
+    if bad:
+        notes.append(f"{len(bad)} of {total} pictures cannot be read and are skipped")
+    if pictures.ignored:
+        notes.append(f"{len(pictures.ignored)} files that are no pictures are left out")
+    if len(listing.classes) < 2:
+        raise ModelError(f"{listing.folder} holds one class, '{listing.classes[0]}'; a task needs at least two")
+    lone = [name for name, n in zip(listing.classes, counts, strict=True) if n < 2]
+    if lone:
+        raise ModelError(
+            f"{listing.folder}: class '{lone[0]}' has {counts[listing.classes.index(lone[0])]} readable picture(s); "
+            "each class needs at least 2, one to learn from and one to judge by. Add some or remove the folder"
+        )
+    few = [f"{name} ({n})" for name, n in zip(listing.classes, counts, strict=True) if n < FEW]
+    if few:
+        notes.append(f"few pictures to learn from: {', '.join(few[:10])}{' …' if len(few) > 10 else ''}")
+    if max(counts) > 3 * min(counts):
+        most, least = (listing.classes[counts.index(n)] for n in (max(counts), min(counts)))
+        notes.append(f"uneven classes: {most} has {max(counts)} pictures, {least} has {min(counts)}")
+    if notes and strict and few:
+        raise ModelError(f"{listing.folder}: {notes[-1]} (strict was asked for)")
+    return notes
+
+
+def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Which pictures are held out: this share of each class, at least one and never all, drawn by the seed."""
+    out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in range(int(labels.max()) + 1):
+        rows = (labels == label).nonzero().squeeze(1)
+        if len(rows) >= 2:
+            count = min(max(1, round(share * len(rows))), len(rows) - 1)
+            out[rows[torch.randperm(len(rows), generator=generator("held out", seed, label))[:count]]] = True
+    return out
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A task ready to be learned, with what is written down about it."""
+
+    task: Task
+    preprocessing: Preprocessing
+    data: DataFacts
+
+
+def lesson(name: str, pictures: Pictures, *, share: float, seed: int, flip: bool, shift: int) -> Lesson:
+    """The task out of decoded pictures: its held-out part, and normalization by the statistics of the rest."""
+    aside = held_out(pictures.labels, share, seed)
+    train_rows, val_rows = (~aside).nonzero().squeeze(1), aside.nonzero().squeeze(1)
+    mean, std = statistics(pictures.images, train_rows)
+    prepare = Preparation(mean=mean, std=std, pad=shift, flip=flip)
+    val = Split(pictures.images, pictures.labels[val_rows], val_rows)
+    train = Split(pictures.images, pictures.labels[train_rows], train_rows)
+    channels, height, width = pictures.images.shape[1:]
+    return Lesson(
+        Task(name, pictures.listing.classes, train, val, val, prepare),
+        Preprocessing("RGB" if channels == 3 else "L", (height, width), mean, std),
+        DataFacts(
+            pictures.listing.key(), pictures.counts, len(pictures.unreadable), len(val), share, seed
+        ),
+    )  # fmt: skip
+
+
+def statistics(images: Tensor, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, in [0, 1]; a constant channel gets 1/255."""
+    total = torch.zeros(2, images.shape[1], dtype=torch.float64)
+    for part in rows.split(512):
+        values = images[part].double() / 255
+        total += torch.stack([values.mean((2, 3)).sum(0), values.square().mean((2, 3)).sum(0)])
+    mean, square = total / len(rows)
+    std = (square - mean.square()).clamp_min(0).sqrt().clamp_min(1 / 255)
+    return tuple(round(v, 6) for v in mean.tolist()), tuple(round(v, 6) for v in std.tolist())

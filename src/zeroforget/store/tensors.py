@@ -1,0 +1,126 @@
+"""What was born with a task, as named tensors: cut out of a growing network, and put back into one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.births import select
+from zeroforget.core.layers import GrowingLayer, GrowingNorm
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.tensors import GrowingTensor
+
+
+def growing_tensors(net: GrowingNetwork) -> dict[str, GrowingTensor]:
+    """Parameter of the plain network → the tensor that grows in its place; tied ones once."""
+    found: dict[str, GrowingTensor] = {}
+    for path, module in net.body.named_modules():
+        if isinstance(module, GrowingLayer):
+            prefix = f"{path}." if path else ""
+            for name, tensor in (("weight", module.grown), ("bias", module.grown_bias)):
+                if tensor is not None and all(tensor is not other for other in found.values()):
+                    found[f"{prefix}{name}"] = tensor
+    for key, module in net.loose.items():
+        assert isinstance(module, GrowingTensor)
+        if all(module is not other for other in found.values()):
+            found[key.replace("/", ".")] = module
+    return found
+
+
+def _own(net: GrowingNetwork, task: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that belong to one task alone: normalization, statistics, head."""
+    for path, module in net.body.named_modules():
+        part = module.norms if isinstance(module, GrowingLayer) else getattr(module, "tasks", None)
+        if isinstance(module, (GrowingLayer, GrowingNorm)) and isinstance(part, nn.ModuleList):
+            own = part[task]
+            for name, tensor in [*own._parameters.items(), *own._buffers.items()]:
+                if tensor is not None and (tensor.numel() or tensor.dim() == 0):
+                    yield f"own/{path}/{name}", tensor
+    newest = task == len(net.history) - 1
+    buffers = net._plain_buffers() if newest else net.extras[task].named_buffers()
+    yield from ((f"buffer/{key}", tensor) for key, tensor in buffers)
+    for name in ("weight", "bias"):
+        yield f"head/{name}", getattr(net.heads[task], name)
+
+
+@torch.no_grad()
+def born(net: GrowingNetwork, task: int) -> dict[str, Tensor]:
+    """All that was born with a task: `:rows` are its features, `:cols` what older features read of them."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in growing_tensors(net).items():
+        tensor.sync()
+        for part, chosen in _parts(tensor, task):
+            value = select(tensor.value, chosen)
+            if value.numel():
+                out[f"born/{name}:{part}"] = value
+    out |= {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in _own(net, task)}
+    return {name: tensor.cpu() for name, tensor in out.items()}
+
+
+def _parts(tensor: GrowingTensor, task: int) -> list[tuple[str, list[tuple[int, Tensor]]]]:
+    rows, cols = tensor._row_births, tensor._col_births
+    if tensor.col < 0:
+        return [("rows", [(tensor.row, rows == task)])]
+    return [
+        ("rows", [(tensor.row, rows == task), (tensor.col, cols <= task)]),
+        ("cols", [(tensor.row, rows < task), (tensor.col, cols == task)]),
+    ]
+
+
+def expected(net: GrowingNetwork, task: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """The name, type and shape of each tensor that `born` gives."""
+    out = {}
+    for name, tensor in growing_tensors(net).items():
+        for part, chosen in _parts(tensor, task):
+            shape = list(tensor.value.shape)
+            for dim, where in chosen:
+                shape[dim] = int(where.sum())
+            if all(shape):
+                out[f"born/{name}:{part}"] = (tensor.value.dtype, tuple(shape))
+    return out | {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in _own(net, task)}
+
+
+@torch.no_grad()
+def fill(net: GrowingNetwork, task: int, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `born` gave, into a network of the same structure. ValueError names what does not fit."""
+    wanted = expected(net, task)
+    for name in sorted(wanted.keys() | tensors.keys()):
+        if name not in tensors:
+            raise ValueError(f"tensor '{name}' is missing")
+        if name not in wanted:
+            raise ValueError(f"tensor '{name}' has no place in the network")
+        dtype, shape = wanted[name]
+        if tensors[name].dtype != dtype or tuple(tensors[name].shape) != shape:
+            found = f"{tuple(tensors[name].shape)} {tensors[name].dtype}"
+            raise ValueError(f"tensor '{name}' is {found}; the network has {shape} {dtype}")
+    for name, tensor in growing_tensors(net).items():
+        for part, chosen in _parts(tensor, task):
+            if (key := f"born/{name}:{part}") in tensors:
+                _put(tensor.value, chosen, tensors[key])
+        if tensor.task >= 0:
+            tensor._open(tensor.task, tensor._row_births, tensor._col_births)  # newborn parameters hold copies
+    for name, own in _own(net, task):
+        own.copy_(tensors[name])
+    net._cache.clear()
+
+
+def _put(target: Tensor, chosen: list[tuple[int, Tensor]], values: Tensor) -> None:
+    dims = [dim for dim, _ in chosen]
+    places = [where.nonzero().squeeze(1) for _, where in chosen]
+    front = list(range(len(dims)))
+    moved, given = target.movedim(dims, front), values.movedim(dims, front)
+    index = (places[0],) if len(places) == 1 else (places[0][:, None], places[1][None, :])
+    moved[index] = given
+
+
+def digest(module: nn.Module) -> str:
+    """sha256 of every tensor of a module, with its name, type and shape."""
+    out = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        out.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()

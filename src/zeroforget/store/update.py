@@ -1,0 +1,218 @@
+"""An update: what was born since some task, in one file that fits exactly the model which ends with that task.
+
+A line that says what it is, the length of a sealed JSON header in eight bytes, the header, and the files it lists, end
+to end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zeroforget.store import files
+from zeroforget.store.errors import Damaged, ModelError
+from zeroforget.store.facts import ModelFacts, TaskFacts
+from zeroforget.store.fields import MOST_BYTES, VERSION, Fields, read_bytes, sealed, sha256, unsealed
+from zeroforget.store.folder import BORN, MODEL, PROBE, TASK, Chain, Folder
+from zeroforget.store.learning import Watch, prove
+from zeroforget.store.lock import locked
+from zeroforget.store.network import command
+
+MAGIC = b"zeroforget update\n"
+_FILES = (TASK, BORN, PROBE)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update's header says."""
+
+    root: str
+    base: str
+    """The hash of the task, or of model.json, that it follows."""
+    base_name: str
+    whole: bool
+    """Whether it begins with model.json."""
+    tasks: tuple[tuple[str, str], ...]
+    """Name and hash of each task it brings."""
+    places: tuple[tuple[int, int, str], ...]
+    """Where each file lies: offset, length, sha256."""
+
+    @property
+    def head(self) -> str:
+        """What a model is known by that has received it."""
+        return self.tasks[-1][1]
+
+
+def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts, ...]:
+    """Write what was born after the task `since`, or the whole model; the tasks in it come back."""
+    chain = folder.read()
+    after = 0 if since is None else chain.find(since).number
+    tasks = chain.tasks[after:]
+    if not tasks:
+        raise ModelError(f"nothing was learned since '{since}'; there is nothing to ship" if since else "no task to ship")
+    contents = [read_bytes(folder.path / MODEL, MOST_BYTES)] if since is None else []
+    for task in tasks:
+        place = folder.task(task)
+        contents.append(read_bytes(place / TASK, MOST_BYTES))
+        for name in (BORN, PROBE):
+            contents.append(read_bytes(place / name, task.files[name].bytes))
+            if sha256(contents[-1]) != task.files[name].sha256:
+                raise Damaged(place / name, "its content is not what was written (sha256 differs)")
+    base = chain.tasks[after - 1] if after else None
+    header = sealed(
+        {
+            "format": "zeroforget update",
+            "version": VERSION,
+            "model": chain.root,
+            "base": base.hash if base else chain.root,
+            "base_name": base.name if base else "",
+            "whole": since is None,
+            "tasks": [{"name": task.name, "hash": task.hash} for task in tasks],
+            "files": [{"bytes": len(content), "sha256": sha256(content)} for content in contents],
+        }
+    )
+    aside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        files.write(aside, b"".join([MAGIC, len(header).to_bytes(8, "big"), header, *contents]))
+        aside.replace(out)
+        files.sync(out.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+    return tasks
+
+
+def read_update(path: Path) -> Update:
+    """An update's header, checked against the size of the file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            magic, length = file.read(len(MAGIC)), int.from_bytes(file.read(8), "big")
+            header = file.read(length) if magic == MAGIC and length <= MOST_BYTES else b""
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror})") from error
+    if not header:
+        raise ModelError(f"{path} is no update of a zeroforget model; 'zeroforget ship' makes one")
+    try:
+        return _update(Fields(unsealed(header, path), path), len(MAGIC) + 8 + length, size)
+    except Damaged as error:
+        raise ModelError(f"{_why(error)} Fetch the update again; the model is as it was") from error
+
+
+def _why(error: Damaged) -> str:
+    return str(error).split(". Put back")[0] + "."
+
+
+def _update(fields: Fields, offset: int, size: int) -> Update:
+    if fields.any("format") != "zeroforget update":
+        raise fields.wrong("format", "must be 'zeroforget update'")
+    fields.integer("version", 1, VERSION)
+    whole = fields.any("whole")
+    tasks = [Fields(one, fields.where, "tasks.") for one in fields._list("tasks", 1, 100_000)]
+    listed = [Fields(one, fields.where, "files.") for one in fields._list("files", 1, 300_001)]
+    places = []
+    for one in listed:
+        places.append((offset, one.integer("bytes", 1, 2**40), one.hash("sha256")))
+        offset += places[-1][1]
+    if not isinstance(whole, bool) or len(places) != whole + len(_FILES) * len(tasks):
+        raise fields.wrong("files", "must list three files for each task")
+    if offset != size:
+        raise Damaged(fields.where, f"it has {size} bytes and should have {offset}")
+    made = Update(
+        fields.hash("model"),
+        fields.hash("base"),
+        fields.text("base_name", most=64),
+        whole,
+        tuple((one.text("name", most=64), one.hash("hash")) for one in tasks),
+        tuple(places),
+    )
+    fields.done()
+    return made
+
+
+def receive(folder: Folder, path: Path, watch: Watch) -> tuple[TaskFacts, ...]:
+    """Add an update's tasks to the model that it fits; those that were new come back."""
+    update = read_update(path)
+    with files.told(folder.path):
+        if not folder.exists() and not update.whole:
+            folder.read()  # tells what is missing
+        files.make(folder.path)
+        with locked(folder.path, command(), wait=watch.wait, say=watch.say):
+            files.clear(folder.path)
+            return _receive(folder, path, update)
+
+
+def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...]:
+    contents = _Contents(path, update)
+    if folder.exists() or folder.entries():
+        chain = folder.read()
+        skip = _known(chain, update, path)
+    else:
+        text = contents.file(0)
+        facts = ModelFacts.from_json(unsealed(text, path), path)
+        chain, skip = Chain(facts, sha256(text), ()), 0
+        if chain.root != update.root:
+            raise ModelError(f"{path} does not hold the model that it names; fetch it again")
+    more: list[tuple[TaskFacts, Path]] = []
+    for number, (name, _) in list(enumerate(update.tasks))[skip:]:
+        aside = folder.aside(f"received-{number}")
+        for place, file in enumerate(_FILES):
+            files.write(aside / file, contents.file(update.whole + number * len(_FILES) + place))
+        facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head)
+        if facts_.name != name or facts_.number != len(chain.tasks) + len(more) + 1:
+            raise ModelError(f"{path}: task '{facts_.name}' is not where its header says; fetch it again")
+        more.append((facts_, aside))
+    prove(folder, chain, more)
+    if not folder.exists():
+        folder.create(chain.model)
+    for task, aside in more:  # every step leaves a whole model; if stopped between, receiving again goes on
+        folder.commit(aside, task.folder)
+    return tuple(task for task, _ in more)
+
+
+def _known(chain: Chain, update: Update, path: Path) -> int:
+    """How many of the update's tasks the model has already; ModelError unless the update follows from the model."""
+    if update.root != chain.root:
+        raise ModelError(f"{path} belongs to another model (its beginnings differ); it cannot be applied here")
+    hashes = [chain.root, *(task.hash for task in chain.tasks)]
+    ends = f"'{chain.tasks[-1].name}'" if chain.tasks else "no task"
+    if update.base not in hashes:
+        since = f" --since {chain.tasks[-1].name}" if chain.tasks else ""
+        raise ModelError(
+            f"{path} follows task '{update.base_name}' ({update.base[:12]}), which this model lacks: it ends with {ends}. "
+            f"Receive the update that brings '{update.base_name}' first, or make one with 'zeroforget ship{since}'"
+        )
+    have = hashes[hashes.index(update.base) + 1 :]
+    brings = [own for _, own in update.tasks]
+    for place, (mine, theirs) in enumerate(zip(have, brings, strict=False)):
+        if mine != theirs:
+            task = chain.tasks[hashes.index(update.base) + place]
+            raise ModelError(
+                f"{path} brings '{update.tasks[place][0]}' where this model has learned '{task.name}': it was made for "
+                f"one that ends with '{update.base_name}' ({update.base[:12]}). Take back '{task.name}' and what came after "
+                "with 'zeroforget undo', or keep both as separate models"
+            )
+    return min(len(have), len(brings))
+
+
+class _Contents:
+    """The files in an update, each checked as it is read."""
+
+    def __init__(self, path: Path, update: Update) -> None:
+        self.path, self.places = path, update.places
+
+    def file(self, number: int) -> bytes:
+        offset, length, own = self.places[number]
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            content = file.read(length)
+        if sha256(content) != own:
+            raise ModelError(f"{self.path} is damaged (sha256 of part {number + 1} differs); fetch it again")
+        return content
+
+
+def sizes(tasks: Sequence[TaskFacts]) -> dict[str, Any]:
+    """Bytes that tasks take."""
+    return {task.name: task.bytes for task in tasks}
