@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.data import helpers
 from typer.testing import CliRunner
 
+from tests.data import helpers
 from zeroforget.cli import app
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.data import helpers
+from PIL import Image
 
-from zeroforget.data import DataError, load, load_folder
+from tests.data import helpers
+from zeroforget.data import DataError, cache, load, load_folder
 from zeroforget.data.cache import decoded, fingerprint
 from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import decode, decode_all
@@ -109,7 +110,7 @@ def test_many_processes_decode_what_one_does(tmp_path: Path) -> None:
     for workers in (1, 3):
         path = tmp_path / f"{workers}.npy"
         np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(600, 3, 16, 16))
-        damaged = decode_all(str(path), items, 16, 0, workers, lambda done, bad: told.append(done))
+        damaged = decode_all(str(path), items, (16, 0, False), workers, lambda done, bad: told.append(done))
         assert damaged == [(str(tmp_path / "none.jpg"), "is missing")]
         results.append(np.load(path))
     assert np.array_equal(*results)
@@ -123,7 +124,7 @@ def test_a_folder_of_nonsense_is_given_up_early(tmp_path: Path) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", mode="w+", dtype=np.uint8, shape=(3000, 3, 8, 8))
     items = [(str(tmp_path / "bad" / "x.jpg"), None)] * 3000
     for workers in (1, 2):
-        assert len(decode_all(str(tmp_path / "a.npy"), items, 8, 0, workers, lambda done, bad: None)) < 1000
+        assert len(decode_all(str(tmp_path / "a.npy"), items, (8, 0, False), workers, lambda done, bad: None)) < 1000
 
 
 def test_a_box_off_the_image_is_reported(tmp_path: Path) -> None:
@@ -133,31 +134,49 @@ def test_a_box_off_the_image_is_reported(tmp_path: Path) -> None:
     assert decode(str(path), 8, (-5, -5, 300, 300)).shape == (3, 8, 8)
 
 
-def _race(photos: Path, cache: Path, start: float, out: Path) -> None:
-    os.environ["ZEROFORGET_CACHE"] = str(cache)
-    listing = read_folder(photos)
-    heard: list[str] = []
-    time.sleep(max(0.0, start - time.time()))
-    images = decoded("photos", listing, Treatment(32), lambda what, done, total: heard.append(what))
-    out.write_text(f"{int(images.long().sum())} {len(heard)}")
+RACER = """
+import sys
+from pathlib import Path
+from zeroforget.data.cache import decoded
+from zeroforget.data.collection import Treatment
+from zeroforget.data.readers.folder import read_folder
+listing, heard = read_folder(Path(sys.argv[1])), []
+print("ready", flush=True)
+sys.stdin.readline()
+images = decoded("photos", listing, Treatment(32, upright=True), lambda *told: heard.append(told))
+print(int(images.long().sum()), len(heard))
+"""
 
 
 def test_two_processes_at_once_share_one_entry(photos: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    cache = tmp_path / "cache"
-    for round_ in range(3):
-        start = time.time() + 0.1
-        outs = [tmp_path / f"out{round_}{place}" for place in range(3)]
-        racers = [context.Process(target=_race, args=(photos, cache / str(round_), start, out)) for out in outs]
-        for racer in racers:
-            racer.start()
-        for racer in racers:
-            racer.join()
-            assert racer.exitcode == 0
-        sums, heard = zip(*(map(int, out.read_text().split()) for out in outs), strict=True)
-        assert len(set(sums)) == 1
-        assert sorted(heard) == [0, 0, 1]  # one decoded, the others waited for it
-        assert len([path for path in (cache / str(round_)).iterdir() if path.is_dir()]) == 1
+    command = [sys.executable, "-c", RACER, str(photos)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    racers = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:  # both stand at the line
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    answers = [racer.communicate()[0].split() for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0]
+    assert answers[0][0] == answers[1][0] == str(int(load_folder(photos, 32).images.long().sum()))
+    assert sorted(heard for _, heard in answers) == ["0", "1"]  # one decoded, the other waited for it
+    assert len(entries(tmp_path)) == 1
+
+
+def test_without_locks_the_first_to_finish_wins(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks: another process finishes the same entry while this one is still at it."""
+    monkeypatch.setattr(cache, "only_one", lambda path: contextlib.nullcontext(False))
+    listing, rounds = read_folder(photos), []
+
+    def meanwhile(*told: object) -> None:
+        if not rounds:
+            rounds.append(told)
+            rounds.append(decoded("photos", listing, Treatment(32)))
+
+    images = decoded("photos", listing, Treatment(32), meanwhile)
+    assert torch.equal(images, rounds[1])
+    assert len(entries(tmp_path)) == 1
 
 
 def test_a_killed_process_leaves_no_trace(tmp_path: Path) -> None:
@@ -169,18 +188,33 @@ def test_a_killed_process_leaves_no_trace(tmp_path: Path) -> None:
         "load_folder(sys.argv[1], 400, lambda *told: print(*told, flush=True))"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=os.environ)
-    cache = tmp_path / "cache"
+    kept = tmp_path / "cache"
     deadline = time.time() + 30
-    while not list(cache.glob("*.part-*/images.npy")) and process.poll() is None and time.time() < deadline:
+    while not list(kept.glob("*.part-*/images.npy")) and process.poll() is None and time.time() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not [path for path in cache.glob("big-*") if path.is_dir() and ".part-" not in path.name]
+    assert not [path for path in kept.glob("big-*") if path.is_dir() and ".part-" not in path.name]
     images = load_folder(folder, 400).images
     assert images.shape == (60, 3, 400, 400)
-    assert [path.name for path in cache.iterdir() if ".part-" in path.name] == []
+    assert [path.name for path in kept.iterdir() if ".part-" in path.name] == []
 
 
 def test_digits_need_no_cache(tmp_path: Path) -> None:
     assert len(load("digits")) == 1797
     assert not (tmp_path / "cache").exists()
+
+
+def test_photographs_in_a_folder_stand_upright(tmp_path: Path) -> None:
+    """Left half black; the camera notes that it was turned by a quarter."""
+    canvas = Image.new("RGB", (32, 32), (255, 255, 255))
+    canvas.paste((0, 0, 0), (0, 0, 16, 32))
+    note = Image.Exif()
+    note[0x0112] = 6
+    (tmp_path / "turned" / "a").mkdir(parents=True)
+    canvas.save(tmp_path / "turned" / "a" / "0.jpg", quality=100, exif=note)
+    upright = load_folder(tmp_path / "turned", 32).images[0].float()
+    assert upright[:, :8].mean() < 5
+    assert upright[:, -8:].mean() > 250
+    plain = decode(str(tmp_path / "turned" / "a" / "0.jpg"), 32)
+    assert plain[:, :, :8].mean() < 5

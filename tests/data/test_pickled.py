@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.data.helpers import python2_batch
 
+from tests.data.helpers import python2_batch
 from zeroforget.data.collection import DataError
 from zeroforget.data.readers.pickled import read_pickle
 

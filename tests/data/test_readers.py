@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.data import helpers
 
+from tests.data import helpers
 from zeroforget.data import Collection, DataError, load, load_folder, missing
 from zeroforget.data.sources import SOURCES
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.data import helpers
 
+from tests.data import helpers
 from zeroforget.data import Plan, Scenario, load, load_folder, missing, named_plans, plan, scenario, whole_task
 from zeroforget.data.scenarios import semantic_groups
 
@@ -191,6 +191,17 @@ def test_folders_are_data_too(tmp_path: Path) -> None:
         ({"data": ["digits", "mnist"], "tasks": 5}, r"'tasks' cuts one data set, but 2 are named"),
         ({"data": "digits", "tasks": 5, "names": ["a"]}, r"names 1 tasks but has 5"),
         ({"data": "digits", "groups": [["0", "11"]]}, r"no class '11'"),
+        ({"data": "digit"}, r"no data set 'digit'; did you mean 'digits'"),
+        ({"data": ["digits", 3]}, r"'data' is \['digits', 3\]; it should be the name"),
+        ({"data": "digits", "tasks": "5"}, r"'tasks' is '5'; it should be a number"),
+        ({"data": "digits", "tasks": True}, r"'tasks' is True"),
+        ({"data": "digits", "tasks": 0}, r"'tasks' is 0"),
+        ({"data": "digits", "sizes": 5}, r"'sizes' is 5"),
+        ({"data": "digits", "sizes": [5, -5, 10]}, r"'sizes' is \(5, -5, 10\)"),
+        ({"data": "digits", "groups": ["0", "1"]}, r"'groups' is .* lists of class names"),
+        ({"data": "digits", "names": "a"}, r"'names' is 'a'"),
+        ({"data": "digits", "shuffle": "no"}, r"'shuffle' is 'no'"),
+        ({"data": "digits", "size": 0}, r"'size' is 0"),
     ],
 )
 def test_mistakes_in_plans(wanted: str | dict[str, object], message: str) -> None:

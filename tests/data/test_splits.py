@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zeroforget.data import Collection, Preparation, Task
 from zeroforget.data.splits import cut, equal_sizes, grouped, hold_out, named_groups
 
+calm = settings(deadline=None)
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -28,6 +29,7 @@ def collection(per_class: list[tuple[int, int]]) -> Collection:
     return Collection("made", names, images, *marks, Preparation(), codes)
 
 
+@calm
 @given(st.integers(1, 30), st.integers(2, 200))
 def test_equal_sizes_are_equal_and_complete(tasks: int, classes: int) -> None:
     if classes < 2 * tasks:
@@ -41,6 +43,7 @@ def test_equal_sizes_are_equal_and_complete(tasks: int, classes: int) -> None:
     assert list(sizes) == sorted(sizes, reverse=True)
 
 
+@calm
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), seeds)
 def test_groups_partition_the_classes(sizes: list[int], seed: int) -> None:
     groups = grouped(sum(sizes), sizes, seed)
@@ -50,6 +53,7 @@ def test_groups_partition_the_classes(sizes: list[int], seed: int) -> None:
     assert list(chain.from_iterable(grouped(sum(sizes), sizes, None))) == list(range(sum(sizes)))
 
 
+@calm
 @given(st.integers(0, 400), st.integers(0, 999), seeds)
 def test_a_tenth_is_held_out(count: int, label: int, seed: int) -> None:
     members = np.arange(count) * 3
@@ -63,7 +67,7 @@ def rows(task: Task) -> dict[str, list[int]]:
     return {part: split.rows.tolist() for part in ("train", "val", "test") if (split := getattr(task, part))}
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(2, 25), st.integers(1, 6)), min_size=4, max_size=12), st.integers(1, 3), seeds)
 def test_tasks_partition_the_images(per_class: list[tuple[int, int]], tasks: int, seed: int) -> None:
     whole = collection(per_class)

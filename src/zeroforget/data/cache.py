@@ -11,8 +11,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from zeroforget.data.collection import DataError, Listing, Progress, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
+from zeroforget.data.locks import only_one
 from zeroforget.data.places import cache_folder
 
 FORMAT = 1
@@ -33,7 +32,7 @@ def decoded(name: str, listing: Listing, treatment: Treatment, progress: Progres
     entry = folder / f"{name}-{fingerprint(listing, treatment)}"
     if not entry.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder / f"{entry.name}.lock") as alone:
+        with only_one(folder / f"{entry.name}.lock") as alone:
             if alone:
                 _clear(entry)
             if not entry.is_dir():
@@ -101,7 +100,7 @@ def _fill(path: Path, name: str, listing: Listing, treatment: Treatment, progres
             progress(f"decoding {name}", done, len(items))
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    damaged = decode_all(str(path), items, treatment.size, treatment.trim, workers, told)
+    damaged = decode_all(str(path), items, (treatment.size, treatment.trim, treatment.upright), workers, told)
     if damaged:
         shown = "; ".join(f"{file} {reason}" for file, reason in sorted(damaged)[:NAMED])
         more = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
@@ -115,20 +114,3 @@ def _enough_space(folder: Path, name: str, needed: int) -> None:
             f"decoded, '{name}' takes {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB left; "
             "make room or set ZEROFORGET_CACHE to a folder on a larger disk"
         )
-
-
-@contextmanager
-def _only_one(path: Path) -> Iterator[bool]:
-    """Hold a lock between processes; False where the system has none, and two may then do the same work, unharmed."""
-    try:
-        import fcntl
-    except ImportError:
-        yield False
-        return
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            yield False
-            return
-        yield True

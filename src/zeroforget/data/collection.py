@@ -13,7 +13,7 @@ from torch import Tensor
 from zeroforget.data.values import Preparation
 
 Progress = Callable[[str, int, int], None]
-"""Told now and then what is going on: what, how much is done, how much there is (0: not known)."""
+"""Told now and then what is going on: what, how much is done, how much there is (0: not known). Twice 0: a remark."""
 
 
 class DataError(ValueError):
@@ -23,11 +23,13 @@ class DataError(ValueError):
 @dataclass(frozen=True)
 class Treatment:
     """How an image file becomes an array: cut to its box where it has one (or `trim` rows off its foot), then resized
-    to `size` pixels square, without regard to its proportions, as the paper does."""
+    to `size` pixels square, without regard to its proportions, as the paper does. `upright` heeds the camera's note on
+    which way is up, which official data sets are read without."""
 
     size: int
     boxes: bool = False
     trim: int = 0
+    upright: bool = False
 
 
 @dataclass(frozen=True, eq=False)

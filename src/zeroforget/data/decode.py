@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageOps
 
 Bytes = npt.NDArray[np.uint8]
 Item = tuple[str, Sequence[float] | None]
 """A file and the box to cut out of it."""
+Manner = tuple[int, int, bool]
+"""Size, rows to trim off, and whether to turn images upright."""
 Damage = tuple[str, str]
 """A file and what is wrong with it."""
 
@@ -33,9 +35,12 @@ ENOUGH = 100
 """So many damaged files mean that something is wrong with all of them."""
 
 
-def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int = 0) -> Bytes:
-    """One image as bytes `(3, size, size)`: cut to the box, or `trim` rows off its foot, then resized."""
+def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int = 0, upright: bool = False) -> Bytes:
+    """One image as bytes `(3, size, size)`: turned upright if asked, cut to the box, or `trim` rows off its foot, then
+    resized."""
     with Image.open(path) as opened:
+        if upright:
+            ImageOps.exif_transpose(opened, in_place=True)
         image = opened.convert("RGBA").convert("RGB") if opened.mode == "P" else opened.convert("RGB")
     width, height = image.size
     left, top, right, bottom = (round(edge) for edge in box or (0, 0, width, height - trim))
@@ -49,28 +54,29 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
     return np.asarray(image).transpose(2, 0, 1)
 
 
-def decode_chunk(target: Bytes, first: int, items: Sequence[Item], size: int, trim: int) -> list[Damage]:
+def decode_chunk(target: Bytes, first: int, items: Sequence[Item], manner: Manner) -> list[Damage]:
     """Decode into the rows of `target` from `first` on; what cannot be decoded is named and left black."""
     damaged = []
+    size, trim, upright = manner
     for row, (path, box) in enumerate(items, first):
         try:
-            target[row] = decode(path, size, box, trim)
+            target[row] = decode(path, size, box, trim, upright)
         except FileNotFoundError:
             damaged.append((path, "is missing"))
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        except Exception as error:  # decoders fail in many ways on damaged files
             damaged.append((path, f"cannot be decoded: {error}"))
     return damaged
 
 
 def decode_all(
-    array: str, items: Sequence[Item], size: int, trim: int, workers: int, told: Callable[[int, list[Damage]], None]
+    array: str, items: Sequence[Item], manner: Manner, workers: int, told: Callable[[int, list[Damage]], None]
 ) -> list[Damage]:
     """Fill the array file with all images, in order. `told` hears after each chunk how many are done and what was
     found damaged. Gives up early when a hundred are."""
     chunks = [(start, items[start : start + CHUNK]) for start in range(0, len(items), CHUNK)]
     alone = workers < 2 or len(items) < ALONE
     done, damaged = 0, []
-    for count, bad in _here(array, chunks, size, trim) if alone else _there(array, chunks, size, trim, workers):
+    for count, bad in _here(array, chunks, manner) if alone else _there(array, chunks, manner, workers):
         done += count
         damaged += bad
         told(done, bad)
@@ -82,14 +88,14 @@ def decode_all(
 Chunks = list[tuple[int, Sequence[Item]]]
 
 
-def _here(array: str, chunks: Chunks, size: int, trim: int) -> Iterator[tuple[int, list[Damage]]]:
+def _here(array: str, chunks: Chunks, manner: Manner) -> Iterator[tuple[int, list[Damage]]]:
     target = np.load(array, mmap_mode="r+")
     for first, items in chunks:
-        yield len(items), decode_chunk(target, first, items, size, trim)
+        yield len(items), decode_chunk(target, first, items, manner)
     target.flush()
 
 
-def _there(array: str, chunks: Chunks, size: int, trim: int, workers: int) -> Iterator[tuple[int, list[Damage]]]:
+def _there(array: str, chunks: Chunks, manner: Manner, workers: int) -> Iterator[tuple[int, list[Damage]]]:
     """Each worker process has a thread here that hands it chunks and passes its answers on."""
     work: queue.SimpleQueue[tuple[int, Sequence[Item]]] = queue.SimpleQueue()
     for chunk in chunks:
@@ -97,7 +103,7 @@ def _there(array: str, chunks: Chunks, size: int, trim: int, workers: int) -> It
     answers: queue.SimpleQueue[tuple[int, list[Damage]] | Exception] = queue.SimpleQueue()
     processes = [_worker() for _ in range(min(workers, len(chunks)))]
     feeders = [
-        threading.Thread(target=_feed, args=(process, work, answers, (array, size, trim)), daemon=True)
+        threading.Thread(target=_feed, args=(process, work, answers, (array, manner)), daemon=True)
         for process in processes
     ]
     for feeder in feeders:
@@ -118,7 +124,7 @@ def _there(array: str, chunks: Chunks, size: int, trim: int, workers: int) -> It
 def _worker() -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     return subprocess.Popen(
-        [sys.executable, "-P", __file__],
+        [sys.executable, "-P", "-W", "ignore", __file__],
         stdin=subprocess.PIPE,  # its end, when this process dies, ends the worker
         stdout=subprocess.PIPE,
         text=True,
@@ -131,7 +137,7 @@ def _feed(
     process: subprocess.Popen[str],
     work: queue.SimpleQueue[tuple[int, Sequence[Item]]],
     answers: queue.SimpleQueue[tuple[int, list[Damage]] | Exception],
-    setting: tuple[str, int, int],
+    setting: tuple[str, Manner],
 ) -> None:
     try:
         while not work.empty():
@@ -150,10 +156,10 @@ def _feed(
 def _serve() -> None:
     targets: dict[str, Any] = {}
     for line in sys.stdin:
-        array, size, trim, first, items = json.loads(line)
+        array, manner, first, items = json.loads(line)
         if array not in targets:
             targets[array] = np.load(array, mmap_mode="r+")
-        print(json.dumps(decode_chunk(targets[array], first, items, size, trim)), flush=True)
+        print(json.dumps(decode_chunk(targets[array], first, items, manner)), flush=True)
 
 
 if __name__ == "__main__":

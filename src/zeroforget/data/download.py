@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from zeroforget.data.collection import DataError, Progress
 from zeroforget.data.extract import unpack, unpack_nested
+from zeroforget.data.locks import only_one
 from zeroforget.data.sources import Archive, Source
 
 ATTEMPTS = 5
@@ -27,22 +29,29 @@ def download(entry: Source, root: Path, progress: Progress | None = None, keep: 
     fetched are deleted once unpacked unless `keep`. What an earlier call finished is not done again."""
     folder = root / entry.folders[0].partition("/")[0]
     folder.mkdir(parents=True, exist_ok=True)
-    for archive in entry.archives:
-        if (folder / archive.gives).exists():
-            continue
-        path = folder / archive.file
-        fetched = not path.exists()
-        if fetched:
-            if not archive.url:
-                raise DataError(f"{path} is missing; {entry.by_hand}, put the file there and call this again")
-            fetch([archive.url, *filter(None, [archive.mirror])], path, archive.checksum, progress)
-        elif archive.checksum:
-            verify(path, archive.checksum, progress)
-        if archive.unpack:
-            _unpacked(archive, path, folder, progress)
-            if fetched and not keep:
-                path.unlink()
+    with only_one(root / f".{entry.name}.lock") as alone:
+        if alone:  # what a killed process left half unpacked
+            for left in (*folder.glob(".unpacking-*"), *folder.glob("*/.unpacking-*")):
+                shutil.rmtree(left, ignore_errors=True)
+        for archive in entry.archives:
+            if not (folder / archive.gives).exists():
+                _obtain(entry, archive, folder, progress, keep)
     return folder
+
+
+def _obtain(entry: Source, archive: Archive, folder: Path, progress: Progress | None, keep: bool) -> None:
+    path = folder / archive.file
+    fetched = not path.exists()
+    if fetched:
+        if not archive.url:
+            raise DataError(f"{path} is missing; {entry.by_hand}, put the file there and call this again")
+        fetch([archive.url, *filter(None, [archive.mirror])], path, archive.checksum, progress)
+    elif archive.checksum:
+        verify(path, archive.checksum, progress)
+    if archive.unpack:
+        _unpacked(archive, path, folder, progress)
+        if fetched and not keep:
+            path.unlink()
 
 
 def _unpacked(archive: Archive, path: Path, folder: Path, progress: Progress | None) -> None:

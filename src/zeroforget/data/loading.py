@@ -80,8 +80,11 @@ def load_folder(
 ) -> Collection:
     """A folder of class folders (or of `train` and `test` with class folders in them), resized to `size` square."""
     folder = Path(path).expanduser()
-    entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size))
-    return _collected(entry, folder, progress)
+    entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, upright=True))
+    try:
+        return _collected(entry, folder, progress)
+    except DataError as error:
+        raise DataError(f"{error}; repair or remove it") from error
 
 
 def _collected(entry: Source, folder: Path, progress: Progress | None) -> Collection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -39,6 +39,9 @@ class Plan:
         ways = [way for way in ("tasks", "sizes", "groups") if getattr(self, way) is not None]
         if not self.data:
             raise ValueError(f"scenario '{self.name}' names no data set")
+        for name in self.data:
+            if not name.startswith("folder:"):
+                source(name)
         if len(ways) > 1:
             raise ValueError(f"scenario '{self.name}' says both '{ways[0]}' and '{ways[1]}'; one is enough")
         if ways and len(self.data) > 1:
@@ -46,6 +49,32 @@ class Plan:
                 f"scenario '{self.name}': '{ways[0]}' cuts one data set, but {len(self.data)} are named; "
                 "in a chain of data sets each is one task"
             )
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        """A plan may come from a file, where anything can be written."""
+        for key, wanted, right in (
+            ("tasks", "a number of 1 or more", self.tasks is None or _counts(self.tasks)),
+            ("sizes", "numbers of 1 or more", self.sizes is None or _all(self.sizes, _counts)),
+            ("groups", "lists of class names", self.groups is None or _all(self.groups, _texts)),
+            ("names", "a list of names", self.names is None or _texts(self.names)),
+            ("shuffle", "true or false", isinstance(self.shuffle, bool)),
+            ("size", "a number of pixels", _counts(self.size)),
+        ):
+            if not right:
+                raise ValueError(f"scenario '{self.name}': '{key}' is {getattr(self, key)!r}; it should be {wanted}")
+
+
+def _all(values: object, right: Callable[[object], bool]) -> bool:
+    return isinstance(values, tuple) and all(map(right, values))
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _texts(values: object) -> bool:
+    return _all(values, lambda value: isinstance(value, str))
 
 
 @cache
@@ -112,7 +141,9 @@ def _from_mapping(wanted: Mapping[str, Any]) -> Plan:
     if "data" not in wanted:
         raise ValueError("a scenario needs 'data': the name of a data set, or a list of names")
     data = wanted["data"]
-    names = (data,) if isinstance(data, str) else tuple(data)
+    names = (data,) if isinstance(data, str) else _frozen(data)
+    if not _texts(names):
+        raise ValueError(f"a scenario's 'data' is {data!r}; it should be the name of a data set, or a list of names")
     settled = {key: _frozen(value) for key, value in wanted.items()}
     return Plan(**{"name": "+".join(names), **settled, "data": names})
 

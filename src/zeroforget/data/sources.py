@@ -180,7 +180,7 @@ IMAGENETS = (
         "Tiny ImageNet, 64x64",
         *(200, 100000, 10000),
         read=read_tiny_imagenet,
-        prepare=Preparation((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), flip=True),
+        prepare=Preparation((0.4802, 0.4481, 0.3975), (0.2764, 0.2689, 0.2816), flip=True),
         treatment=Treatment(64),
         folders=("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet", "tiny-imagenet-200"),
         needs=("wnids.txt", "words.txt", "train", "val"),
