@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import threading
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.data import helpers
 from zeroforget.cli import app
+from zeroforget.data.sources import SOURCES
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +65,37 @@ def test_prepare_decodes_and_counts(tmp_path: Path) -> None:
     assert "this copy differs" in output
     assert len(list((tmp_path / "cache").glob("flowers-*/images.npy"))) == 1
     assert "differs" not in run("data", "digits", "--prepare")
+
+
+def test_download_fetches_verifies_and_is_done_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.mnist(tmp_path / "site")
+    handler = partial(QuietHandler, directory=str(tmp_path / "site"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    archives = tuple(
+        replace(archive, url=f"{address}/{archive.file}", mirror="", checksum=_md5(tmp_path / "site" / archive.file))
+        for archive in SOURCES["mnist"].archives
+    )
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], archives=archives))
+    try:
+        assert f"mnist: ready in {tmp_path / 'data' / 'mnist'}" in run("data", "mnist", "--download")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert "mnist: ready" in run("data", "mnist", "--download")
+    assert "mnist: 10 classes, 60 training and 20 test images" in run("data", "mnist", "--prepare")
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def _md5(path: Path) -> str:
+    return f"md5:{hashlib.md5(path.read_bytes()).hexdigest()}"
 
 
 def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
