@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 
+from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.imm import Imm
 from zeroforget.methods.registry import find

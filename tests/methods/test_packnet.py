@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 
+from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.bitmasks import BitMasks, pack, unpack
 from zeroforget.methods.packnet import PackNet
 from zeroforget.training import Diverged, Fit

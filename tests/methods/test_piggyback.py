@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from torch import nn
 
+from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.piggyback import Piggyback
 from zeroforget.training import Fit

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 import torch
-from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.importance import fisher, samples_of
 from zeroforget.methods.progress_compress import ProgressCompress

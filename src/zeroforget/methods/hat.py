@@ -33,6 +33,8 @@ class Hat(Method):
         strength: c, how much a task pays for features that no task before it uses.
         smax: how steep the gates are in the end.
         clip: bound on the norm of the gradient, which compensation makes large.
+        start: where embeddings start on average. At 0, as published, half of all features start switched off, which
+            leaves small networks too few.
     """
 
     name = "hat"
@@ -41,7 +43,14 @@ class Hat(Method):
     tradeoff = "strength"
 
     def __init__(
-        self, net: nn.Module, example: Tensor, *, strength: float = 0.75, smax: float = 400.0, clip: float = 10000.0
+        self,
+        net: nn.Module,
+        example: Tensor,
+        *,
+        strength: float = 0.75,
+        smax: float = 400.0,
+        clip: float = 10000.0,
+        start: float = 1.0,
     ) -> None:
         super().__init__(net, example)
         if smax <= 1:
@@ -49,6 +58,7 @@ class Hat(Method):
         self.strength = strength
         self.smax = smax
         self.clip = clip
+        self.start = start
         axes = find_axes(net, example)
         self.sizes = dict(axes.sizes)
         self.output = axes.output
@@ -65,8 +75,8 @@ class Hat(Method):
     def add_task(self, spec: TaskSpec) -> None:
         """A head, a number for each feature, and normalization."""
         super().add_task(spec)
-        example = self.get_buffer("example")
-        self.embeddings.append(nn.Parameter(torch.randn_like(example.new_empty(sum(self.sizes.values())))))
+        empty = self.get_buffer("example").new_empty(sum(self.sizes.values()))
+        self.embeddings.append(nn.Parameter(self.start + torch.randn_like(empty)))
         self.norms.add(self.net)
 
     def drop_task(self) -> None:

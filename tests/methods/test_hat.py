@@ -1,0 +1,162 @@
+"""HAT's gates, gradient masks and compensation against the formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
+from zeroforget import nets
+from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.hat import Hat, compensation
+from zeroforget.training import Fit
+
+IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+LABELS = torch.tensor([0, 1, 0, 1, 1, 0])
+
+
+def two(**options: float) -> Hat:
+    """Two tasks, the gates of the first partly open."""
+    torch.manual_seed(1)
+    method = Hat(net(), example(), **options)
+    method.add_task(TaskSpec("a", 2))
+    method.add_task(TaskSpec("b", 2))
+    with torch.no_grad():
+        method.embeddings[0] *= 0.003  # gates between 0.1 and 0.9
+    return method
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+def test_gates_in_the_weights_are_gates_on_the_features() -> None:
+    method = two()
+    gates = method.by_axis(method.attention(0).detach())
+    assert {axis: len(g) for axis, g in gates.items()} == {"0": 8, "4": 16, "9": 32}
+    layers = cast(nn.Sequential, method.net)
+    h = layers[:4](IMAGES) * gates["0"].view(1, -1, 1, 1)
+    h = layers[4:8](h) * gates["4"].view(1, -1, 1, 1)
+    h = layers[8:](h) * gates["9"]
+    expected = method.heads[0](h)
+    torch.testing.assert_close(method.predictor(0)(IMAGES), expected)
+    torch.testing.assert_close(method._gated(IMAGES, 0, method.attention(0)), expected)
+
+
+def test_the_gradient_is_masked_by_the_least_of_the_two_features_a_weight_joins() -> None:
+    method = two()
+    method.before_step(0.5)
+    gates = method._used
+    method.loss(IMAGES, LABELS, 1).backward()
+    plain = {n: cast(Tensor, p.grad).clone() for n, p in method.net.named_parameters()}
+    method.clip = math.inf
+    method.after_backward()
+    first, second, last = gates[:8], gates[8:24], gates[24:]
+    for i, j in ((0, 0), (7, 0), (3, 0)):
+        got = cast(Tensor, method.net.get_parameter("0.weight").grad)[i, j]
+        torch.testing.assert_close(got, plain["0.weight"][i, j] * (1 - first[i]))  # images are always there
+    for i, j in ((0, 0), (15, 7), (4, 2)):
+        got = cast(Tensor, method.net.get_parameter("4.weight").grad)[i, j]
+        torch.testing.assert_close(got, plain["4.weight"][i, j] * (1 - min(second[i], first[j])))
+    for i, j in ((0, 0), (31, 63), (5, 22)):  # flattening: four places for each map
+        got = cast(Tensor, method.net.get_parameter("9.weight").grad)[i, j]
+        torch.testing.assert_close(got, plain["9.weight"][i, j] * (1 - min(last[i], second[j // 4])))
+    torch.testing.assert_close(method.net.get_parameter("9.bias").grad, plain["9.bias"] * (1 - last))
+
+
+def test_the_first_task_is_not_held() -> None:
+    method = Hat(net(), example())
+    method.add_task(TaskSpec("a", 2))
+    method.before_step(0.9)
+    method.loss(IMAGES, LABELS, 0).backward()
+    plain = cast(Tensor, method.net.get_parameter("4.weight").grad).clone()
+    method.clip = math.inf
+    method.after_backward()
+    assert torch.equal(cast(Tensor, method.net.get_parameter("4.weight").grad), plain)
+
+
+@pytest.mark.parametrize("steepness", [1 / 400, 1.0, 37.0, 400.0])
+def test_compensation_is_the_formula_and_makes_a_steep_gate_learn_like_a_soft_one(steepness: float) -> None:
+    for value in (-2.0, -0.05, 0.0, 0.01, 1.5):
+        factor = float(compensation(torch.tensor(value), steepness, 400.0))
+        bounded = max(-50.0, min(50.0, steepness * value))
+        by_hand = 400.0 / steepness * (math.cosh(bounded) + 1) / (math.cosh(value) + 1)
+        assert factor == pytest.approx(by_hand, rel=1e-4)
+        if abs(steepness * value) < 30:
+            e = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+            torch.sigmoid(steepness * e).backward()
+            soft = sigmoid(value) * (1 - sigmoid(value))
+            assert float(cast(Tensor, e.grad)) * factor == pytest.approx(400.0 * soft, rel=1e-3)
+
+
+def test_gates_become_steeper_within_an_epoch() -> None:
+    method = two(smax=100.0)
+    for done, expected in ((0.0, 0.01), (0.5, 0.01 + 99.99 / 2), (1.0, 100.0)):
+        method.before_step(done)
+        assert method._steepness == pytest.approx(expected)
+
+
+def test_the_price_is_for_features_that_were_free() -> None:
+    method = two(strength=2.0)
+    method.before_step(0.01)
+    old, new = method.attention(0).tolist(), method.attention(1, method._steepness).tolist()
+    price = sum(a * (1 - b) for a, b in zip(new, old, strict=True)) / sum(1 - b for b in old)
+    plain = F.cross_entropy(method._gated(IMAGES, 1, method.attention(1, method._steepness)), LABELS)
+    torch.testing.assert_close(method.loss(IMAGES, LABELS, 1), plain + 2.0 * price)
+
+
+def test_gradients_are_clipped_and_embeddings_stay_in_reach() -> None:
+    method = two(clip=0.5)
+    method.before_step(0.0)
+    method.loss(IMAGES, LABELS, 1).backward()
+    method.after_backward()
+    norm = torch.stack([p.grad.norm() for p in method.trainable() if p.grad is not None]).norm()
+    assert float(norm) <= 0.5 + 1e-4
+    with torch.no_grad():
+        method.embeddings[1].fill_(100.0)
+    method.after_step()
+    assert float(method.embeddings[1].detach().max()) == 6.0
+
+
+def test_it_hardly_forgets_where_finetuning_does_and_loads() -> None:
+    method = learned("hat", norm=True, epochs=6)
+    assert min(right(method, i) for i in range(3)) > 0.7
+    twin = replayed(method, "hat", norm=True)
+    assert all(torch.equal(answers(twin, i), answers(method, i)) for i in range(3))
+
+    def drift(name: str) -> float:
+        then = answers(learned(name, count=1, epochs=6), 0).softmax(1)
+        return float((answers(learned(name, count=2, epochs=6), 0).softmax(1) - then).abs().mean())
+
+    assert drift("hat") < drift("finetuning") / 5
+
+
+def test_residual_networks_share_gates_where_they_add() -> None:
+    torch.manual_seed(0)
+    method = Hat(nets.build("resnet18", (1, 8, 8), width=0.07), example())
+    fit = Fit(regime(1, lr=0.01))
+    for each in tasks(2):
+        method.learn(each, fit)
+    assert method.predictor(0)(IMAGES).shape == (6, 2)
+    assert (
+        sum(method.sizes.values())
+        == method.embeddings[0].numel()
+        < sum(m.out_channels for m in method.net.modules() if isinstance(m, nn.Conv2d))
+    )
+
+
+def test_overhead_is_a_float_per_feature_and_task() -> None:
+    method = two()
+    assert method.overhead().inference == method.overhead().training == 2 * 32 * (8 + 16 + 32)
+    method.drop_task()
+    assert method.overhead().inference == 32 * (8 + 16 + 32)
+
+
+def test_gates_that_never_become_steep_are_refused() -> None:
+    with pytest.raises(ValueError, match="smax"):
+        Hat(net(), example(), smax=0.5)
