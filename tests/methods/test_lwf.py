@@ -6,12 +6,13 @@ import copy
 
 import pytest
 import torch
-from tests.methods import helpers
-from tests.methods.test_ewc import linear_net
 from torch import nn
 
+from tests.methods import helpers
+from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lwf import Lwf
+from zeroforget.training import Regime
 
 
 def with_teacher(strength: float, temperature: float) -> Lwf:
@@ -70,3 +71,33 @@ def test_forgets_less_than_fine_tuning() -> None:
     first = helpers.tasks()[0]
     kept = {name: helpers.score(helpers.run(name).method, 0, first) for name in ("finetuning", "lwf")}
     assert kept["lwf"] > kept["finetuning"] + 0.1
+
+
+@pytest.mark.parametrize("strength", [0.1, 1e4])
+def test_a_step_never_promises_more_than_the_whole_loss(strength: float) -> None:
+    method = with_teacher(strength, 1.0)
+    method._lr = 0.05
+    loss = method.loss(torch.randn(9, 1, 8, 8), torch.randint(2, (9,)), 2)
+    loss.backward()
+    weight = method.net[1].weight
+    before = weight.grad.clone()
+    method.after_backward()
+    promised = 0.05 * float(weight.grad.square().sum())
+    if strength < 1:
+        assert torch.equal(weight.grad, before)
+    else:
+        assert promised < float(loss.detach()) < 0.05 * float(before.square().sum())
+        torch.testing.assert_close(weight.grad / weight.grad.norm(), before / before.norm())
+
+
+@pytest.mark.parametrize(("name", "strength"), [("lwf", 200.0), ("lfl", 5.0)])
+def test_a_strong_teacher_keeps_the_old_answers(name: str, strength: float) -> None:
+    """Unbounded, steps this steep throw the network out of its answers: the loss became infinite, or all was lost."""
+    first, second, _ = helpers.tasks()
+    regime = Regime(lr=0.05, epochs=8, batch_size=16)
+    method = helpers.make(name, helpers.plain_net, strength=strength)
+    helpers.learn(method, first, regime=regime)
+    before = helpers.score(method, 0, first)
+    helpers.learn(method, second, regime=regime)
+    assert helpers.score(method, 0, first) > before - 0.05
+    assert helpers.score(method, 1, second) > 0.7

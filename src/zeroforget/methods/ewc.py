@@ -39,10 +39,9 @@ class Ewc(Anchored):
         self.samples = samples
         self.labels = labels
 
-    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Cross-entropy and the elastic pull."""
-        loss = super().loss(x, y, task)
-        return loss + self.pull(self.strength / 2) if task else loss  # eq. (3)
+    def penalty(self) -> Tensor:
+        """λ/2 Σ F (θ − θ*)², eq. (3)."""
+        return self.pull(self.strength / 2)
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """F ← (F · tasks before + F of this task) / tasks now."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits
 from zeroforget.training import Fit, FitLog
-from zeroforget.training.evaluate import batches
+from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.seeding import generator
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -188,6 +188,20 @@ class Anchored(Method):
         """After a task: the new importance, and an anchor where the weights now are."""
         self.importance.put(importance)
         self.anchor.put(self.weights())
+
+    def penalty(self) -> Tensor:
+        """What the loss gains for having left the anchor."""
+        raise NotImplementedError
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Cross-entropy, and from the second task on the penalty."""
+        loss = super().loss(x, y, task)
+        return loss + self.penalty() if task else loss
+
+    def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
+        """The same for validation: the epoch that is kept learned well and strayed little."""
+        losses, correct = super().score(predictor, x, y, task)
+        return (losses + self.penalty() if task else losses), correct
 
     def moving(self) -> dict[str, Tensor]:
         """The network and the newest head: importance, anchor and old heads stand still while a task is learned."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from zeroforget.methods.activity import Watch
-from zeroforget.methods.teacher import Taught
+from zeroforget.methods.teacher import Features, Taught
 
 
 class Lfl(Taught):
@@ -25,13 +23,6 @@ class Lfl(Taught):
         super().__init__(net, example)
         self.strength = strength
 
-    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Cross-entropy, and λ · ½ ‖f_old(x) − f(x)‖² summed over the batch, eqs. (1) and (3)."""
-        with Watch() as seen:
-            features = self.net(x)
-        loss = F.cross_entropy(self.heads[task](features), y)
-        if not self._teacher:
-            return loss
-        apart = self.taught(x) - seen.before_dropout(features)
-        distance: Tensor = apart.square().sum() / 2
-        return loss + self.strength * distance
+    def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:
+        """λ · ½ ‖f_old(x) − f(x)‖², eq. (3), times the batch: it is summed where the rest is a mean."""
+        return self.strength * batch / 2 * (before - now.whole).square().sum(1)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from zeroforget.methods.teacher import Taught
+from zeroforget.methods.teacher import Features, Taught
 
 
 def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy between two softened predictions, the mean over the batch: eqs. (2) and (3) of LwF."""
-    return F.cross_entropy(logits / temperature, (target / temperature).softmax(1))
+    """How far a softened prediction is from the softened target, for each image: eqs. (2) and (3).
+
+    The target's own entropy, which no weight can change, is left out: a network equal to its teacher pays nothing.
+    """
+    now, then = (logits / temperature).log_softmax(1), (target / temperature).log_softmax(1)
+    return (then.exp() * (then - now)).sum(1)
 
 
 class Lwf(Taught):
@@ -33,13 +37,7 @@ class Lwf(Taught):
         self.strength = strength
         self.temperature = temperature
 
-    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Cross-entropy of the new head, distillation of each old one."""
-        features = self.net(x)
-        loss = F.cross_entropy(self.heads[task](features), y)
-        if not self._teacher:
-            return loss
-        before = self.taught(x)
-        for head in self.heads[:task]:
-            loss = loss + self.strength * distillation(head(features), head(before), self.temperature)
-        return loss
+    def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:
+        """λ times the distillation of every old head."""
+        old = [distillation(head(now.handed), head(before), self.temperature) for head in self.heads[:task]]
+        return self.strength * torch.stack(old).sum(0)

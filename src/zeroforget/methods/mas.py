@@ -27,10 +27,9 @@ class Mas(Anchored):
         self.strength = strength
         self.samples = samples
 
-    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Cross-entropy and the pull towards the anchor."""
-        loss = super().loss(x, y, task)
-        return loss + self.pull(self.strength) if task else loss  # eq. (3)
+    def penalty(self) -> Tensor:
+        """λ Σ Ω (θ − θ*)², eq. (3)."""
+        return self.pull(self.strength)
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Ω grows by the mean absolute gradient of the squared output, eq. (2)."""

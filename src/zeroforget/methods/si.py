@@ -33,10 +33,9 @@ class Si(Anchored):
         self.path = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})
         self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradient and place just before a step
 
-    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Cross-entropy and the pull, eq. (4); the pull's gradient is added by `after_backward`."""
-        loss = super().loss(x, y, task)
-        return loss + self.pull(self.strength).detach() if task else loss
+    def penalty(self) -> Tensor:
+        """c Σ Ω (θ − θ*)², eq. (4); its gradient is added by `after_backward`."""
+        return self.pull(self.strength).detach()
 
     @torch.no_grad()
     def after_backward(self) -> None:

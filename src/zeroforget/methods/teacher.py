@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from zeroforget.data import Task
+from zeroforget.methods.activity import Watch
 from zeroforget.methods.base import Method, Overhead, bits
 from zeroforget.training import Fit, FitLog
+from zeroforget.training.evaluate import Predictor
+
+
+@dataclass(frozen=True)
+class Features:
+    """The last hidden layer of the network."""
+
+    handed: Tensor
+    """As a head gets it."""
+    whole: Tensor
+    """Before dropout thinned it, if that is the network's last act."""
 
 
 class Taught(Method):
@@ -25,8 +40,13 @@ class Taught(Method):
 
     _teacher: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no submodule
 
+    _lr = math.inf
+    _batch = 1
+    _loss: Tensor | None = None
+
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Keep a copy of the network as it is, then learn."""
+        self._lr, self._batch = fit.regime.lr, fit.regime.batch_size
         if self.specs:
             self._teacher = (copy.deepcopy(self.net).eval().requires_grad_(False),)
         try:
@@ -34,10 +54,50 @@ class Taught(Method):
         finally:
             self._teacher = ()
 
-    def taught(self, x: Tensor) -> Tensor:
-        """The features that the network had before this task."""
-        with torch.no_grad():
-            features: Tensor = self._teacher[0](x)
+    def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:
+        """What each image of a batch of this size costs because the network left its teacher."""
+        raise NotImplementedError
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Cross-entropy on the new task, and the departure."""
+        now = self._features(x)
+        loss = F.cross_entropy(self.heads[task](now.handed), y)
+        if self._teacher:
+            loss = loss + self.departure(now, self._before(x), task, len(x)).mean()
+            self._loss = loss.detach()
+        return loss
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Shorten a step that would overshoot: none may promise to lower the loss by more than all of it.
+
+        A strong teacher makes the loss steep, and at a fixed learning rate the network would be thrown out of the very
+        answers that it should keep. (The bound of Loizou et al., "Stochastic Polyak step-size for SGD", 2021.)
+        """
+        gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
+        if self._loss is None or not gradients:
+            return
+        promised = self._lr * torch.stack([g.square().sum() for g in gradients]).sum()
+        share = (self._loss / promised.clamp(min=1e-30)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(share)
+        self._loss = None
+
+    def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
+        """The same for validation: the epoch that is kept learned well and departed little."""
+        losses, correct = super().score(predictor, x, y, task)
+        if self._teacher:
+            losses = losses + self.departure(self._features(x), self._before(x), task, self._batch)
+        return losses, correct
+
+    def _features(self, x: Tensor) -> Features:
+        with Watch() as seen:
+            handed: Tensor = self.net(x)
+        return Features(handed, seen.before_dropout(handed))
+
+    @torch.no_grad()
+    def _before(self, x: Tensor) -> Tensor:
+        features: Tensor = self._teacher[0](x)
         return features
 
     def moving(self) -> dict[str, Tensor]:
