@@ -53,7 +53,7 @@ def run(
         overhead=[{"training": bits[0] * (t + 1), "inference": bits[1] * (t + 1)} for t in range(tasks)],
         growth=growth or {},
         unchanged=[forgets == 0 or t == tasks - 1 for t in range(tasks)],
-        environment={"python": "3.11.2", "torch": "2.13.0", "device": "cpu"},
+        environment={"python": "3.11.2", "torch": "2.13.0", "gpu": None, "command": "zeroforget run digits.toml"},
     )
 
 

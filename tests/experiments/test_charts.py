@@ -176,7 +176,7 @@ def test_wide_layers_show_every_birth() -> None:
     dots = growth.dots("fc")
     assert len(dots) <= 14
     assert set(dots) == {0, 1, 3}
-    assert growth.scale() == "a dot stands for several features: fc 342"
+    assert growth.scale() == "features that a dot stands for: 342 in fc"
 
 
 def test_methods_that_grow_alike_share_a_drawing() -> None:

@@ -157,18 +157,18 @@ def curves(group: Group, k: int, quantity: str) -> list[Row]:
     rows = []
     for entry in group.entries:
         log = entry.runs[0].logs[k]
-        for epoch in _thinned(log["epochs"], log["best"]):
-            value = float(epoch[quantity]) * (100 if quantity == "val_accuracy" else 1)
+        for place in _thinned(len(log["epochs"]), log["best"]):
+            value = float(log["epochs"][place][quantity]) * (100 if quantity == "val_accuracy" else 1)
             if math.isfinite(value):
-                kept = epoch["epoch"] == log["best"]
-                rows.append({"method": entry.label, "epoch": epoch["epoch"] + 1, "value": value, "kept": kept})
+                kept = place == log["best"]
+                rows.append({"method": entry.label, "epoch": place + 1, "value": value, "kept": kept})
     return rows
 
 
-def _thinned(epochs: Sequence[Row], best: int) -> list[Row]:
+def _thinned(count: int, best: int) -> list[int]:
     """At most about `POINTS_PER_CURVE` epochs: the eye sees no more, and pages stay small. The best one stays."""
-    step = max(1, math.ceil(len(epochs) / POINTS_PER_CURVE))
-    return [e for i, e in enumerate(epochs) if i % step == 0 or i == len(epochs) - 1 or e["epoch"] == best]
+    step = max(1, math.ceil(count / POINTS_PER_CURVE))
+    return [i for i in range(count) if i % step == 0 or i in (count - 1, best)]
 
 
 def grown(group: Group) -> list[tuple[str, dict[str, list[int]]]]:

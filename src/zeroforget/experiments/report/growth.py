@@ -47,8 +47,8 @@ class Growth:
 
     def scale(self) -> str:
         """Which layers have dots for several features, and for how many; empty if none has."""
-        several = [f"{axis} {count}" for axis in self.widths if (count := self.per_dot(axis)) > 1]
-        return f"a dot stands for several features: {', '.join(several)}" if several else ""
+        several = [f"{count} in {axis}" for axis in self.widths if (count := self.per_dot(axis)) > 1]
+        return f"features that a dot stands for: {', '.join(several)}" if several else ""
 
     def rows(self) -> list[Row]:
         """Layer, birth and number of features, for the chart of widths."""
@@ -191,4 +191,4 @@ class Drawing:
 
 
 def _short(axis: str) -> str:
-    return axis if len(axis) <= 12 else "…" + axis[-11:]
+    return axis if len(axis) <= 14 else "…" + axis[-13:]

@@ -80,14 +80,24 @@ def _header(found: Sequence[Group], title: str, command: str, made: datetime) ->
         ("Made", f"{made.strftime('%Y-%m-%d %H:%M %Z').strip()}, version {__version__}"),
     ]
     items = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)
-    if ran_on := ", ".join(f"{key} {value}" for key, value in runs[0].environment.items() if _plain(value)):
-        items += f'<div class="wide"><dt>Ran on</dt><dd>{escaped(ran_on)}</dd></div>'
-    if command:
-        items += f'<div class="wide"><dt>Command</dt><dd><code>{escaped(command)}</code></dd></div>'
     proofs = "".join(_proofs(group, alone=len(found) == 1) for group in found)
     items += f'<div class="wide"><dt>What was proved</dt><dd><ul class="proof">{proofs}</ul></dd></div>'
+    items += _origin(runs, command)
     lead = '<p class="lead">What was learned, what was kept, and what it cost.</p>'
     return f'<h1>{escaped(title)}</h1>{lead}<dl class="facts">{items}</dl>'
+
+
+def _origin(runs: Sequence[Results], command: str) -> str:
+    """Where the figures come from: the machine of the first run, and the commands as they were typed."""
+    told = {key: value for key, value in runs[0].environment.items() if value is not None}
+    commands = list(dict.fromkeys(str(c) for run in runs if (c := run.environment.get("command"))))
+    told.pop("command", None)
+    lines = [("Run by", line, "code") for line in commands[:3]]
+    lines += [("Report by", command, "code")] if command else []
+    lines += [("Ran on", ", ".join(f"{key} {value}" for key, value in told.items()), "span")] if told else []
+    return "".join(
+        f'<div class="wide"><dt>{name}</dt><dd><{tag}>{escaped(text)}</{tag}></dd></div>' for name, text, tag in lines
+    )
 
 
 def _proofs(group: Group, *, alone: bool) -> str:
@@ -140,7 +150,3 @@ def _group(group: Group, members: Sequence[Section], *, alone: bool) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("" if number == 1 else "s")
-
-
-def _plain(value: object) -> bool:
-    return isinstance(value, str | int | float) and len(str(value)) <= 40

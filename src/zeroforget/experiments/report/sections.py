@@ -110,14 +110,15 @@ def _growth(group: Group, book: Book, prefix: str) -> str:
 
 def _grown(label: str, growth: Growth, book: Book, name: str) -> str:
     drawing = Drawing(growth, name)
+    # What may scroll must be reached by keyboard; what never does would only be one more stop.
+    reach = ' tabindex="0" role="group" aria-label="Growth"' if drawing.width > 280 else ""
     panels = "".join(
-        f'<figure><h4>{t + 1} · {escaped(task)}</h4><div class="panel" tabindex="0" role="group" '
-        f'aria-label="Growth with task {t + 1}">{drawing.svg(t)}</div>'
+        f'<figure><h4>{t + 1} · {escaped(task)}</h4><div class="panel"{reach}>{drawing.svg(t)}</div>'
         f"<figcaption>{drawing.told(t)}</figcaption></figure>"
         for t, task in enumerate(growth.tasks)
     )
     several = growth.scale()
-    note = f"Where layers are wide, {several}." if several else ""
+    note = f"Wide layers, {several}." if several else ""
     bars = book.add(
         charts.layers(book.style, list(growth.widths), len(growth.tasks)),
         growth.rows(),
