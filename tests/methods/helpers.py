@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -114,10 +115,11 @@ def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass
 class Run:
-    """A method that went through all tasks: its state, old logits and accuracy after each."""
+    """A method that went through all tasks: its state, its structure and all logits after each."""
 
     method: Method
     states: list[dict[str, Tensor]] = field(default_factory=list)
+    structures: list[list[dict[str, Any]]] = field(default_factory=list)
     logits: list[list[Tensor]] = field(default_factory=list)
     fresh: list[float] = field(default_factory=list)
     """The accuracy on each task right after learning it."""
@@ -131,16 +133,16 @@ def run(name: str) -> Run:
     for k, task in enumerate(sequence):
         learn(result.method, task, sequence[:k])
         result.states.append(copied(dict(result.method.state_dict())))
+        result.structures.append(json.loads(json.dumps(result.method.structure())))
         result.logits.append([answers(result.method, j, sequence[j]) for j in range(k + 1)])
         result.fresh.append(score(result.method, k, task))
     return result
 
 
-def replayed(name: str, upto: int, state: dict[str, Tensor]) -> Method:
-    """A fresh method brought to where another one stood: structure replayed, tensors loaded."""
-    method = make(name, lambda: normed_net(seed=99))
-    for spec in run(name).method.specs[:upto]:
-        method.add_task(spec)
+def replayed(name: str, after: int, state: dict[str, Tensor], seed: int = 0) -> Method:
+    """A fresh method brought to where another one stood after a task: structure replayed, tensors loaded."""
+    method = make(name, lambda: normed_net(seed))
+    method.replay(run(name).structures[after])
     method.load_state_dict(state)
     return method
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from tests.methods import helpers
 from torch import Tensor, nn
 
+from tests.methods import helpers
 from zeroforget.data import Task
 from zeroforget.methods.ewc import Ewc
 from zeroforget.training import Regime

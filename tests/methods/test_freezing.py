@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from tests.methods import helpers
 
+from tests.methods import helpers
 from zeroforget.training import Regime
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.methods import helpers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.methods import helpers
 from zeroforget.methods.importance import (
     Kept,
     fisher,

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from tests.methods import helpers
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.methods import helpers
 from zeroforget.methods.joint import Joint, merged
 from zeroforget.training import Fit, Regime
 
@@ -45,10 +45,10 @@ def test_loss_and_score_use_each_image_s_own_head() -> None:
         logits = method(x[own], k)
         by_hand.append(F.cross_entropy(logits, y[own] - offset, reduction="none"))
         right.append(logits.argmax(1) == y[own] - offset)
-    method._merged = True
+    method._past = ()
     losses, correct = method.score(method.predictor(0), x, y, 2)
     mean = method.loss(x, y, 2)
-    method._merged = False
+    method._past = None
     torch.testing.assert_close(losses, torch.cat(by_hand), rtol=1e-4, atol=1e-5)
     assert torch.equal(correct, torch.cat(right))
     torch.testing.assert_close(mean, losses.mean())

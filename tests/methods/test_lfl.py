@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from tests.methods import helpers
-from tests.methods.test_ewc import linear_net
 from torch import nn
 from torch.nn import functional as F
 
+from tests.methods import helpers
+from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lfl import Lfl
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from tests.methods import helpers
-from tests.methods.test_ewc import linear_net
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.methods import helpers
+from tests.methods.test_ewc import linear_net
 from zeroforget.data import Task
 from zeroforget.methods.mas import Mas
 

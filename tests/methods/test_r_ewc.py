@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tests.methods import helpers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.methods import helpers
 from zeroforget.data import Task
 from zeroforget.methods.importance import samples_of
 from zeroforget.methods.r_ewc import REwc

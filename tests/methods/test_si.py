@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from tests.methods import helpers
 from torch import Tensor, nn
 
+from tests.methods import helpers
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.si import Si
 from zeroforget.training import Fit

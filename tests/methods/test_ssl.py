@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tests.methods import helpers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.methods import helpers
 from zeroforget.methods.mas import Mas
 from zeroforget.methods.ssl import Ssl, inhibition
 from zeroforget.training import Fit

@@ -33,7 +33,7 @@ class Joint(Method):
         super().__init__(net, example)
         self.restart = restart
         self.start = copy.deepcopy(net).requires_grad_(False) if restart else None
-        self._merged = False  # labels count through all tasks only while the merged task is learned
+        self._past: tuple[Task, ...] | None = None
 
     def add_task(self, spec: TaskSpec) -> None:
         """All heads learn."""
@@ -47,20 +47,17 @@ class Joint(Method):
                 f"joint needs the data of every task so far ({', '.join(s.name for s in self.specs) or 'none'}), "
                 f"in order; it was given {', '.join(t.name for t in past) or 'none'}"
             )
-        task.check()
-        before = {name: t.clone() for name, t in self.state_dict().items()} if self.restart else {}
+        self._past = tuple(past)
+        try:
+            return super().learn(task, fit)
+        finally:
+            self._past = None
+
+    def train_task(self, task: Task, fit: Fit) -> FitLog:
+        """One task out of all of them."""
         if self.restart:
             self._begin_again(fit)
-        self.add_task(TaskSpec(task.name, len(task.classes)))
-        self._merged = True
-        try:
-            return fit(self, merged([*past, task]), len(self.specs) - 1)
-        except BaseException:
-            self.drop_task()
-            self.load_state_dict(before, strict=self.restart)
-            raise
-        finally:
-            self._merged = False
+        return fit(self, merged([*(self._past or ()), task]), len(self.specs) - 1)
 
     def _begin_again(self, fit: Fit) -> None:
         if self.start is not None:
@@ -68,6 +65,11 @@ class Joint(Method):
         with seeded("restart", fit.seed, len(self.specs)):
             for head in self.heads:
                 head.reset_parameters()  # type: ignore[operator]
+
+    @property
+    def merging(self) -> bool:
+        """Whether labels count through all tasks: only while the merged task is learned."""
+        return self._past is not None
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """The network and every head."""
@@ -80,11 +82,11 @@ class Joint(Method):
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """The mean over all images of the cross-entropy of each one's own head."""
-        return F.cross_entropy(self._own(x, y), y) if self._merged else super().loss(x, y, task)
+        return F.cross_entropy(self._own(x, y), y) if self.merging else super().loss(x, y, task)
 
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
         """The same for validation."""
-        if not self._merged:
+        if not self.merging:
             return super().score(predictor, x, y, task)
         logits = self._own(x, y)
         return F.cross_entropy(logits, y, reduction="none"), logits.argmax(1) == y
