@@ -1,0 +1,184 @@
+"""`zeroforget methods`: every method there is, one method's card, and what each of them keeps beside a network."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from zeroforget.cli.app import app, console
+
+if TYPE_CHECKING:
+    from zeroforget.experiments.overheads import Cost
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method's card: ours, or package.module:Class.")] = None,
+    overhead: Annotated[
+        str | None, typer.Option(metavar="NETWORK", help="What each method keeps beside this network.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(help="For so many tasks.", min=1)] = 10,
+    shape: Annotated[
+        str | None, typer.Option(metavar="C,H,W", help="For images of this shape instead of the network's own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the methods with their options and claims; or show one; or count what they keep (table S1, Figure 1)."""
+    if overhead is not None:
+        _overhead(overhead, tasks, shape, [name] if name else None, as_json)
+        return
+    from zeroforget.methods import registry
+
+    found = [describe(each) for each in ([name] if name else registry.names())]
+    if as_json:
+        typer.echo(json.dumps(found[0] if name else found, indent=2, ensure_ascii=False))
+    elif name:
+        _card(found[0])
+    else:
+        _list(found)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """All that a method says of itself, as plain JSON values."""
+    from zeroforget.methods import registry
+
+    cls, implied = registry.find(name)
+    text = inspect.getdoc(cls) or ""
+    about, _, rest = text.partition("\nOptions:\n")
+    told = {
+        match[1]: " ".join(match[2].split()) for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest, re.M)
+    }
+    return {
+        "name": name,
+        "family": cls.family,
+        "forgets": not cls.zero_forgetting,
+        "revisits_data": cls.uses_past_data,
+        "grows": cls.grows,
+        "needs_backbone": cls.needs_backbone,
+        "overhead": cls.overhead_formula,
+        "tradeoff": cls.tradeoff,
+        "about": about.strip(),
+        "options": {
+            option: {
+                "type": inspect.formatannotation(parameter.annotation).strip("'"),
+                "default": implied.get(option, parameter.default),
+                "about": told.get(option, ""),
+            }
+            for option, parameter in registry.options(cls).items()
+        },
+    }
+
+
+def _list(found: list[dict[str, Any]]) -> None:
+    """A line for each method's claims, its options below."""
+    lines = [
+        f"{'':18}{'':13}{'':8}{'sees':5}{'':6}{'back-'}",
+        f"{'method':18}{'family':13}forgets past grows bone  overhead",
+    ]
+    console.print("\n".join(lines), style="bold", highlight=False)
+    for row in sorted(found, key=lambda row: (row["family"], row["name"])):
+        forgets, past, grows, backbone = (
+            _yes(row[key]) for key in ("forgets", "revisits_data", "grows", "needs_backbone")
+        )
+        claims = f"{row['family']:13}{forgets:8}{past:5}{grows:6}{backbone:6}"
+        console.print(f"[bold]{row['name']:18}[/]{claims}{row['overhead']}", highlight=False, soft_wrap=True)
+        options = " ".join(f"{option}={_value(about['default'])}" for option, about in row["options"].items())
+        for line in textwrap.wrap(options, max(40, console.width - 4)):
+            console.print(f"    {escape(line)}", style="dim", highlight=False)
+    console.print("\nzeroforget methods NAME tells more; --overhead NETWORK --tasks T counts what they keep.")
+
+
+def _card(row: dict[str, Any]) -> None:
+    console.print(f"[bold]{row['name']}[/] ({row['family']})\n")
+    for paragraph in row["about"].split("\n\n"):
+        console.print(escape(" ".join(paragraph.split())) + "\n", highlight=False)
+    kept = "old tasks answer with the same bits for ever" if not row["forgets"] else "old tasks may change"
+    console.print(f"forgetting: {kept}")
+    console.print(f"revisits data: {_yes(row['revisits_data'])}   grows: {_yes(row['grows'])}", highlight=False)
+    console.print(f"needs a backbone: {_yes(row['needs_backbone'])}   overhead: {row['overhead']}", highlight=False)
+    if row["tradeoff"]:
+        console.print(f"trades stability for plasticity by: {row['tradeoff']}")
+    if row["options"]:
+        console.print("\noptions:")
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        for option, about in row["options"].items():
+            table.add_row(f"{option}={escape(_value(about['default']))}", escape(about["about"]))
+        console.print(table)
+
+
+def _value(default: Any) -> str:
+    return f"{default:g}" if isinstance(default, float) else json.dumps(default) if default == () else str(default)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _overhead(network: str, tasks: int, shape: str | None, chosen: list[str] | None, as_json: bool) -> None:
+    from zeroforget import nets
+    from zeroforget.cli.networks import parse_shape
+    from zeroforget.experiments import overheads
+    from zeroforget.nets import counts
+
+    images = nets.find(network).shape if shape is None else parse_shape(shape)
+    found = overheads.costs(network, tasks, images, chosen)
+    size = counts.count_named(network, images)
+    paper = counts.PAPER.get(network)
+    if as_json:
+        about = {"network": network, "shape": list(images), "tasks": tasks}
+        about |= {"weights": size.weights, "features": size.features, "unit": "bits after each task"}
+        typer.echo(json.dumps(about | {"methods": [asdict(cost) for cost in found]}, indent=2))
+        return
+    console.print(
+        f"What methods keep beside {network} ({size.weights:,} parameters, {size.features:,} features) "
+        f"after {tasks} tasks, in MB; heads are not counted.\n",
+        highlight=False,
+    )
+    console.print(_costs(found, paper is not None))
+    counted = "our count of the network" + (" and with the paper's own (see zeroforget networks)" if paper else "")
+    console.print(
+        f"\nTraining, inference: the tensors that our methods hold. Table S1: the paper's formula with {counted}. TFM "
+        "grows to the full network with the last task."
+    )
+    console.print(f"\nFigure 1: inference MB after 1 to {tasks} tasks (--json gives all of it in bits)\n")
+    console.print(_figure(found, tasks))
+
+
+def _costs(found: list[Cost], paper: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("method", no_wrap=True)
+    table.add_column("overhead")
+    for heading in ("training", "inference", "table S1\nour count", *(["paper's\ncount"] if paper else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in found:
+        figures = [_megabytes(cost.training), _megabytes(cost.inference), _megabytes(cost.published)]
+        table.add_row(cost.method, cost.formula, *figures, *([_megabytes(cost.paper)] if paper else []))
+    return table
+
+
+def _figure(found: list[Cost], tasks: int) -> Table:
+    shown = sorted({1 + round(i * (tasks - 1) / 4) for i in range(5)})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("method", no_wrap=True)
+    for task in shown:
+        table.add_column(str(task), justify="right", no_wrap=True)
+    for cost in found:
+        if any(cost.inference):
+            table.add_row(cost.method, *(_megabytes((cost.inference[task - 1],)) for task in shown))
+    return table
+
+
+def _megabytes(bits: tuple[int, ...] | None) -> str:
+    """The last figure in millions of bytes: one digit after the point as in the paper, more where that would be 0.0."""
+    if bits is None:
+        return "–"
+    size = bits[-1] / 8e6
+    return "0" if not size else f"{size:,.1f}" if size >= 0.05 else f"{size:.2g}"
