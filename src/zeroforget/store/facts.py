@@ -128,7 +128,7 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How sure a task's network is of its own held-out pictures: a temperature, and the quantiles of its confidence."""
+    """A task by its held-out pictures: the temperature of its probabilities, and how far their features lie."""
 
     temperature: float
     quantiles: tuple[float, ...]
@@ -343,6 +343,6 @@ def _files(fields: Fields) -> dict[str, FileFacts]:
             raise fields.wrong(name, "is no file name of ours")
         out[name] = FileFacts(one.integer("bytes", 8, 2**40), one.hash("sha256"))
         one.done()
-    if set(out) != {"born.safetensors", "probe.safetensors"}:
-        raise fields.wrong("", "must name born.safetensors and probe.safetensors")
+    if set(out) != {"born.safetensors", "probe.safetensors", "spread.safetensors"}:
+        raise fields.wrong("", "must name born.safetensors, probe.safetensors and spread.safetensors")
     return out

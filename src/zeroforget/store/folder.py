@@ -19,7 +19,8 @@ from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
 from zeroforget.store.fields import read_bytes, read_sealed, sealed, sha256
 
-BORN, PROBE, TASK, MODEL = "born.safetensors", "probe.safetensors", "task.json", "model.json"
+BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
+TASK, MODEL = "task.json", "model.json"
 TRAINING = ".training"
 _ENTRY = re.compile(r"(\d{3,6})-(.+)")
 
@@ -77,7 +78,9 @@ class Folder:
 
     def _read(self, entries: list[tuple[int, str]]) -> Chain:
         if not self.path.is_dir():
-            raise ModelError(f"there is no model in {self.path}; 'zeroforget learn {self.path} PICTURES --task NAME' makes one")
+            raise ModelError(
+                f"there is no model in {self.path}; 'zeroforget learn {self.path} PICTURES --task NAME' makes one"
+            )
         if not self.exists():
             if entries:
                 raise Damaged(self.path / MODEL, "it is missing")

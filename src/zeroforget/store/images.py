@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from zeroforget.store.errors import Unreadable
@@ -23,7 +23,10 @@ MOST_PIXELS = 80_000_000
 IN_MEMORY = 2**30
 """Above so many bytes, decoded pictures lie in a temporary file that is mapped into memory."""
 _FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000")
-ENDINGS = tuple([".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".tga", ".ico", ".jp2", ".mpo"])
+ENDINGS = frozenset(
+    f".{ending}"
+    for ending in "jpg jpeg jpe png gif webp avif bmp tif tiff ppm pgm pbm tga ico jp2 mpo".split()  # noqa: SIM905
+)
 
 Shape = tuple[int, int, int]
 Source = str | os.PathLike[str] | bytes | Image.Image
@@ -54,7 +57,7 @@ def decode(source: Source, shape: Shape) -> Tensor:
         raise Unreadable(f"has too many pixels; at most {MOST_PIXELS:,} are decoded") from None
     except FileNotFoundError:
         raise Unreadable("is missing") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         empty = isinstance(source, (str, os.PathLike)) and Path(source).stat().st_size == 0
         raise Unreadable("is empty" if empty else "is no picture of a format that is read here") from None
     except (OSError, ValueError, SyntaxError, EOFError, OverflowError, MemoryError, TypeError, KeyError) as error:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from zeroforget import nets
 from zeroforget._version import __version__
@@ -23,17 +21,15 @@ from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.methods.base import Method, TaskSpec
 from zeroforget.methods.tfm import Tfm
-from zeroforget.store import files
+from zeroforget.store import files, which
+from zeroforget.store.assembly import addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import MOST_PIXELS, Backbone, ModelFacts, TaskFacts, folder_name, task_name
+from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, folder_name, task_name
 from zeroforget.store.fields import sealed, sha256
-from zeroforget.store.folder import BORN, PROBE, TASK, TRAINING, Chain, Folder
-from zeroforget.store.images import Told
+from zeroforget.store.folder import BORN, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
 from zeroforget.store.lock import locked
 from zeroforget.store.network import (
-    assemble,
     command,
-    empty_network,
     environment,
     example,
     fresh_values,
@@ -41,112 +37,14 @@ from zeroforget.store.network import (
     preparation,
     probe_logits,
 )
+from zeroforget.store.options import Options, Watch, default_network
 from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, read_pictures
-from zeroforget.store.tensors import born, digest, expected
-from zeroforget.store.which import calibrate
-from zeroforget.training import Fit, FitLog, Progress, Regime, logits
+from zeroforget.store.tensors import born, digest
+from zeroforget.training import Fit, FitLog, logits
 from zeroforget.training.seeding import seeded
 
 PROBES = 4
 """Held-out pictures kept with a task, to prove its logits by."""
-SEARCH = (0.0, 0.05, 0.1, 0.2)
-"""The growths that a search tries."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to learn. What concerns the network itself counts when the model is made, with its first task."""
-
-    network: str | None = None
-    """A network by name; by default one that fits the size of the pictures."""
-    width: float | None = None
-    """Its width, as a share of the published one."""
-    size: int | None = None
-    """Pixels of each side of its pictures; 64 by default."""
-    gray: bool | None = None
-    """One channel instead of three."""
-    weights: Path | None = None
-    """A safetensors file to start from."""
-    growth: float | Sequence[float] = 0.1
-    """The share of the first network that a task adds; several are tried, and the smallest good one is taken."""
-    margin: float = 0.015
-    """How much accuracy a search may give up for a smaller growth."""
-    epochs: int = 60
-    lr: float = 0.02
-    batch_size: int = 32
-    patience: int = 4
-    seed: int = 0
-    held_out: float = 0.2
-    """The share of each class that is held out, to choose when to stop and to measure by."""
-    flip: bool = False
-    """Also learn from pictures mirrored left to right."""
-    shift: int | None = None
-    """Also learn from pictures moved by so many pixels; by default a sixteenth of the size."""
-    strict: bool = False
-    """Refuse unreadable pictures and classes with few."""
-    finish: bool = False
-    """Of training that was interrupted, take the best so far after one more epoch."""
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
-        if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
-            raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
-        if any(not 0 <= g <= 4 for g in self.growths):
-            raise ModelError(f"growth is a share of the network, from 0 to 4, not {self.growth}")
-
-    @property
-    def growths(self) -> tuple[float, ...]:
-        """Those to try."""
-        return (float(self.growth),) if isinstance(self.growth, (int, float)) else tuple(map(float, self.growth))
-
-    def regime(self) -> Regime:
-        """How to train."""
-        return Regime(
-            optimizer="sgd",
-            lr=self.lr,
-            options={"momentum": 0.9, "weight_decay": 1e-4},
-            batch_size=self.batch_size,
-            epochs=1 if self.finish else self.epochs,
-            patience=self.patience,
-            min_lr=self.lr / 100,
-            clip=5.0,
-            device=self.device,
-        )
-
-
-@dataclass(frozen=True)
-class Addition:
-    """What a task adds to a model."""
-
-    growth: float
-    features: Mapping[str, tuple[int, int]]
-    """Axis → features before and after."""
-    weights: int
-    bytes: int
-    operations: int
-    before: int | None
-    """Operations of the newest network before it."""
-
-    def __str__(self) -> str:
-        new = sum(after - before for before, after in self.features.values())
-        text = f"{new} features, {self.weights:,} weights, {self.bytes:,} bytes"
-        if self.before is None:
-            return f"{text}; {self.operations:,} operations a picture"
-        return f"{text}; inference costs {100 * (self.operations / self.before - 1):+.1f} % of the task before"
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who is told what happens."""
-
-    say: Callable[[str], None] = lambda text: None
-    decoding: Told | None = None
-    training: Callable[[Progress], None] | None = None
-    wait: float | None = None
-    """Seconds to wait for another process that changes the model; None waits as long as it takes."""
-    adds: Callable[[Sequence[Addition]], None] = field(default=lambda additions: None)
 
 
 def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch) -> TaskFacts:
@@ -159,22 +57,14 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
         watch.say(note)
     shift = backbone.shape[1] // 16 if options.shift is None else options.shift
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift)
-    watch.say(
-        f"{len(listing.classes)} classes: {len(ready.task.train)} pictures to learn from, {len(ready.task.val)} held out"
-    )
+    learned, held = len(ready.task.train), len(ready.task.val)
+    watch.say(f"{len(listing.classes)} classes: {learned} pictures to learn from, {held} held out")
     with files.told(path):
         files.make(path)
         with locked(path, command(), wait=watch.wait, say=watch.say):
             files.clear(path)
             chain = folder.read() if folder.exists() else None
             return _Learning(folder, chain, _backbone(chain, options, name), ready, options, watch).run()
-
-
-def default_network(size: int) -> tuple[str, float]:
-    """A network that fits pictures of this size and little data, and its width."""
-    if size <= 40:
-        return "small", 1.0
-    return ("resnet18", 0.25) if size <= 96 else ("resnet18", 0.5)
 
 
 def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
@@ -198,7 +88,9 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
     }
     for what, (wanted, has) in asked.items():
         if wanted is not None and wanted != has:
-            raise ModelError(f"this model was made with {what} {has}, which cannot change; leave out {what} or make another")
+            raise ModelError(
+                f"this model was made with {what} {has}, which cannot change; leave out {what} or make another"
+            )
     if options.weights is not None and chain.tasks:
         raise ModelError("weights to start from count for the first task only; this model has learned already")
     return own
@@ -224,6 +116,7 @@ class _Learning:
         self.folder, self.chain, self.ready, self.options, self.watch = folder, chain, ready, options, watch
         self.number = len(chain.tasks) + 1 if chain else 1
         self.backbone = backbone
+        self.weights: str | None = None
         self.model, self.net = self._start()
         self.growths = self._possible()
 
@@ -240,16 +133,14 @@ class _Learning:
     def _start(self) -> tuple[ModelFacts, GrowingNetwork]:
         """The network as it stands, or a new one that is proved to grow."""
         chain, folder = self.chain, self.folder
-        if chain and chain.tasks:
+        if chain is not None and (chain.tasks or self.options.weights is None):
             return chain.model, assemble_chain(folder, chain)
         plain = plain_network(self.backbone, chain.model.seed if chain else self.options.seed)
-        key = None if self.options.weights is None else load_weights(plain, self.options.weights)
+        self.weights = None if self.options.weights is None else load_weights(plain, self.options.weights)
         backbone = self.backbone
         net = grow(plain, example(backbone), start=backbone.start, limit=backbone.limit, unit=backbone.unit)
-        if chain is not None and key is None:
-            return chain.model, empty_network(chain.model, folder.path / "model.json")
         made, program = now(), f"zeroforget {__version__}"
-        model = ModelFacts(backbone, self.options.seed, made, program, key, fresh_values(net))
+        model = ModelFacts(backbone, self.options.seed, made, program, self.weights, fresh_values(net))
         if chain is not None:
             model = chain.model  # model.json never changes; its spreads are close enough for other weights
         return model, net
@@ -269,7 +160,9 @@ class _Learning:
         plan = self._plan()
         if not (training / "plan").is_file() or (training / "plan").read_text() != plan:
             if self.options.finish:
-                raise ModelError("there is no interrupted training of this task with these pictures and options to finish")
+                raise ModelError(
+                    "there is no interrupted training of this task with these pictures and options to finish"
+                )
             shutil.rmtree(training, ignore_errors=True)
             training.mkdir()
             files.write(training / "plan", plan.encode())
@@ -299,7 +192,7 @@ class _Learning:
         key = {
             "head": self.chain.head if self.chain else "",
             "backbone": str(self.backbone),
-            "weights": self.model.weights,
+            "weights": self.weights,
             "name": self.ready.task.name,
             "data": self.ready.data.listing,
             "options": options,
@@ -328,28 +221,35 @@ class _Learning:
             growth=net.history[index].growth,
             born={axis: width - before[axis] for axis, width in net.widths(index).items()},
             weights=sum(t.numel() for t in tensors.values()),
-            operations=operations(net.dense(index), self.backbone),
+            operations=operations(net.dense(index), net.shape),
             preprocessing=self.ready.preprocessing,
             accuracy=0.0,
             data=self.ready.data,
             training=_summary(log),
-            calibration=calibrate(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)),
+            calibration=Calibration(1.0, (0.0, 0.0)),
             network=digest(net.dense(index)),
             probe=sha256(logits_.numpy().tobytes()),
             environment=environment(),
             files=written,
         )
-        dense = prove(folder, chain, [(facts, aside)])[-1]
-        val = self.ready.task.val
-        scores = logits(dense, val, preparation(facts.preprocessing))
-        right = float((scores.argmax(1) == val.labels).sum()) / len(val)
-        facts = replace(facts, accuracy=right, calibration=calibrate(scores, val.labels))
+        facts = self._measure(prove(folder, chain, [(facts, aside)])[-1], facts, aside)
         content = sealed(facts.to_json())
         files.write(aside / TASK, content)
         if not folder.exists():
             folder.create(self.model)
         folder.commit(aside, facts.folder)
         return replace(facts, hash=sha256(content))
+
+    def _measure(self, dense: nn.Module, facts: TaskFacts, aside: Path) -> TaskFacts:
+        """Accuracy and calibration of the network as it will be read, and the file that tells its pictures apart."""
+        train, val, prepare = self.ready.task.train, self.ready.task.val, preparation(facts.preprocessing)
+        scores = logits(dense, val, prepare)
+        right = float((scores.argmax(1) == val.labels).sum()) / len(val)
+        about = which.spread(which.features(dense, train, prepare), which.sampled_labels(train), len(facts.classes))
+        far = which.quantiles(which.distance(which.features(dense, val, prepare), about))
+        written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
+        calibration = Calibration(which.temperature(scores, val.labels), far)
+        return replace(facts, accuracy=right, calibration=calibration, files=written)
 
     def _probes(self) -> torch.Tensor:
         """Held-out pictures, as far apart as they lie."""
@@ -358,84 +258,14 @@ class _Learning:
         return val.batch(rows)[0].clone()
 
 
-def prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]]) -> list[nn.Module]:
-    """Read a chain and tasks to come after it from disk; every network must be the one that was written down.
-
-    Gives the dense networks of the tasks to come.
-    """
-    net = assemble_chain(folder, chain, more)
-    dense = []
-    for index, task in enumerate([*chain.tasks, *(facts for facts, _ in more)]):
-        one = net.dense(index)
-        if digest(one) != task.network:
-            raise ModelError(f"task '{task.name}' would not be the network it was; nothing was changed. Please report this")
-        if index >= len(chain.tasks):
-            dense.append(one)
-    return dense
-
-
-def assemble_chain(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]] = ()) -> GrowingNetwork:
-    """The network of a chain and of tasks to come after it, from their files."""
-    places = [(task, folder.task(task)) for task in chain.tasks] + list(more)
-    given = [(task, folder.tensors(path, task, BORN), path) for task, path in places]
-    return assemble(chain.model, given, folder.path / "model.json")
-
-
-def addition(net: GrowingNetwork, ready: Lesson, growth: float) -> Addition:
-    """What a task of this growth would add, found by growing a copy."""
-    index = len(net.history)
-    before = operations(net.dense(index - 1), None, net.shape) if index else None
-    widths = net.widths()
-    trial = copy.deepcopy(net)
-    with seeded("trial"):
-        trial.add_task(ready.task.name, len(ready.task.classes), growth)
-    numbers = [(dtype.itemsize, torch.Size(shape).numel()) for dtype, shape in expected(trial, index).values()]
-    return Addition(
-        growth=growth,
-        features={axis: (widths[axis], width) for axis, width in trial.widths().items()},
-        weights=sum(count for _, count in numbers),
-        bytes=sum(size * count for size, count in numbers),
-        operations=operations(trial.dense(index), None, net.shape),
-        before=before,
-    )
-
-
-@torch.no_grad()
-def operations(dense: nn.Module, backbone: Backbone | None, shape: Sequence[int] = ()) -> int:
-    """Multiplications and additions for one picture."""
-    x = torch.zeros(1, *(backbone.shape if backbone else shape))
-    with FlopCounterMode(display=False) as counter:
-        dense(x)
-    return int(counter.get_total_flops())
-
-
-@torch.no_grad()
-def load_weights(net: nn.Module, path: Path) -> str:
-    """Fill a plain network from a safetensors file; its sha256. Extra tensors, such as a head's, are left out."""
-    own = net.state_dict()
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if missing := [n for n in own if n not in names and not n.endswith("num_batches_tracked")]:
-                raise ModelError(
-                    f"{path} lacks '{missing[0]}'{f' and {len(missing) - 1} more' if missing[1:] else ''}; it should "
-                    f"hold the tensors of the network by the names that nets.build gives them"
-                )
-            for name, tensor in own.items():
-                if name in names:
-                    value = file.get_tensor(name)
-                    if value.shape != tensor.shape:
-                        found, has = tuple(value.shape), tuple(tensor.shape)
-                        raise ModelError(f"{path}: '{name}' is {found}, but the network has {has}; is the width the same?")
-                    tensor.copy_(value)
-    except SafetensorError as error:
-        raise ModelError(f"{path} is no safetensors file ({error})") from error
-    return sha256(path.read_bytes())
-
-
 def _summary(log: FitLog) -> dict[str, Any]:
     notes = {"search": log.notes["search"]} if "search" in log.notes else {}
-    return {"epochs": len(log.epochs), "kept": log.best, "seconds": round(log.seconds, 2), "stopped": log.stopped} | notes
+    return {
+        "epochs": len(log.epochs),
+        "kept": log.best,
+        "seconds": round(log.seconds, 2),
+        "stopped": log.stopped,
+    } | notes
 
 
 def now() -> str:

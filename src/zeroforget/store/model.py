@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.store import files
+from zeroforget.store import files, which
+from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import ModelError, Unreadable
-from zeroforget.store.facts import TaskFacts
-from zeroforget.store.folder import Chain, Folder
+from zeroforget.store.facts import Backbone, TaskFacts
+from zeroforget.store.folder import SPREAD, Chain, Folder
 from zeroforget.store.images import Source, decode
-from zeroforget.store.learning import Options, Watch, assemble_chain, learn
+from zeroforget.store.learning import learn
 from zeroforget.store.lock import locked
 from zeroforget.store.network import command, preparation
+from zeroforget.store.options import Options, Watch
 from zeroforget.store.update import receive, ship
 from zeroforget.store.verify import Report, verify
-from zeroforget.store.which import probabilities, rank
 
 BATCH = 64
 
@@ -56,6 +58,7 @@ class _State:
     chain: Chain
     _net: GrowingNetwork | None = None
     _dense: dict[str, nn.Module] = field(default_factory=dict)
+    _spread: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def net(self) -> GrowingNetwork:
@@ -69,6 +72,14 @@ class _State:
             if task.name not in self._dense:
                 self._dense[task.name] = self.net().dense(task.number - 1)
             return self._dense[task.name]
+
+    def spread(self, task: TaskFacts) -> dict[str, Tensor]:
+        with self._lock:
+            if task.name not in self._spread:
+                about = self.folder.tensors(self.folder.task(task), task, SPREAD)
+                which.check(about, self.dense(task), len(task.classes), self.folder.task(task) / SPREAD)
+                self._spread[task.name] = about
+            return self._spread[task.name]
 
 
 class Model:
@@ -112,9 +123,14 @@ class Model:
         return self._open().chain.head
 
     @property
+    def backbone(self) -> Backbone:
+        """The network it grows from."""
+        return self._open().chain.model.backbone
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of its pictures."""
-        return self._open().chain.model.backbone.shape
+        return self.backbone.shape
 
     def task(self, name: str | int) -> TaskFacts:
         """A task by name, or by number counted from 1."""
@@ -145,7 +161,17 @@ class Model:
 
     def probabilities(self, images: Tensor, task: str | int) -> Tensor:
         """The probability of each of the task's classes, for prepared pictures."""
-        return probabilities(self.logits(images, task), self.task(task).calibration)
+        return which.probabilities(self.logits(images, task), self.task(task).calibration)
+
+    @torch.no_grad()
+    def likely_tasks(self, images: Tensor) -> dict[str, Tensor]:
+        """Task → how likely each prepared picture belongs to it: a guess, from how far its features lie."""
+        state, away = self._open(), {}
+        for facts in state.chain.tasks:
+            extract, prepare = state.dense(facts).get_submodule("features"), preparation(facts.preprocessing)
+            values = torch.cat([extract(prepare.test(part)) for part in images.split(BATCH)])
+            away[facts.name] = which.distance(values, state.spread(facts))
+        return which.rank(away, {facts.name: facts.calibration for facts in state.chain.tasks})
 
     def predict(
         self, sources: Source | Iterable[Source], task: str | int | None = None, *, top: int = 3
@@ -159,8 +185,8 @@ class Model:
             raise ModelError(f"{self.path} has no task yet; 'zeroforget learn' adds one")
         named = [(_name(source, place), self._try(source)) for place, source in enumerate(sources)]
         good = [image for _, image in named if isinstance(image, Tensor)]
-        scores = {one.name: self.logits(torch.stack(good), one.name) for one in facts} if good else {}
-        ranks = rank(scores, {one.name: one.calibration for one in facts})  if good and task is None else {}
+        scores = {one.name: self.probabilities(torch.stack(good), one.name) for one in facts} if good else {}
+        ranks = self.likely_tasks(torch.stack(good)) if good and task is None else {}
         out, row = [], 0
         for name, image in named:
             if isinstance(image, str):
@@ -168,7 +194,7 @@ class Model:
                 continue
             order = sorted(((one, float(p[row])) for one, p in ranks.items()), key=lambda pair: -pair[1])
             chosen = next(one for one in facts if one.name == (order[0][0] if order else facts[0].name))
-            best = probabilities(scores[chosen.name][row : row + 1], chosen.calibration)[0].topk(min(top, len(chosen.classes)))
+            best = scores[chosen.name][row].topk(min(top, len(chosen.classes)))
             classes = [(chosen.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
             out.append(Prediction(name, chosen.name, tuple(classes), tuple(order)))
             row += 1
@@ -187,10 +213,16 @@ class Model:
     # Change ----------------------------------------------------------------------------------------------------
 
     def learn(
-        self, pictures: str | os.PathLike[str], task: str, *, watch: Watch | None = None, **options: Any
+        self,
+        pictures: str | os.PathLike[str],
+        task: str,
+        *,
+        options: Options | None = None,
+        watch: Watch | None = None,
+        **more: Any,
     ) -> TaskFacts:
-        """Learn a task from a folder of class folders. `options` are the fields of `Options`."""
-        facts = learn(self.path, Path(pictures), task, Options(**options), watch or Watch())
+        """Learn a task from a folder of class folders. `more` are fields of `Options`, instead of `options`."""
+        facts = learn(self.path, Path(pictures), task, options or Options(**more), watch or Watch())
         self.refresh()
         return facts
 
@@ -212,18 +244,20 @@ class Model:
 
     def undo(self, *, watch: Watch | None = None) -> str:
         """Take back the newest task; its name. The ones before are as they were, bit for bit."""
-        watch = watch or Watch()
-        if not self.folder.exists() and not self.folder.entries():
-            self.folder.read()
-        with files.told(self.path), locked(self.path, command(), wait=watch.wait, say=watch.say):
-            files.clear(self.path)
-            name = self.folder.undo()
+        name = undo(self.folder, watch or Watch())
         self._state = None
-        try:
+        with contextlib.suppress(ModelError):  # an earlier task is damaged too: whoever uses the model next is told
             self.refresh()
-        except ModelError:
-            pass  # an earlier task is damaged too: whoever uses the model next is told
         return name
+
+
+def undo(folder: Folder, watch: Watch) -> str:
+    """Take back the newest task of a model, be it damaged or not; its name."""
+    if not folder.exists() and not folder.entries():
+        folder.read()  # says that there is none
+    with files.told(folder.path), locked(folder.path, command(), wait=watch.wait, say=watch.say):
+        files.clear(folder.path)
+        return folder.undo()
 
 
 def open_model(path: str | os.PathLike[str]) -> Model:
@@ -233,6 +267,3 @@ def open_model(path: str | os.PathLike[str]) -> Model:
 
 def _name(source: Source, place: int) -> str:
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"picture {place + 1}"
-
-
-__all__ = ["Model", "Prediction", "Sequence", "open_model"]

@@ -71,7 +71,9 @@ def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, float]]:
     return {name: (tensor.spread, tensor.center) for name, tensor in growing_tensors(net).items()}
 
 
-def assemble(facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path) -> GrowingNetwork:
+def assemble(
+    facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path
+) -> GrowingNetwork:
     """The network after these tasks, each with the tensors of its file and where that lies."""
     net = empty_network(facts, where)
     given = list(tasks)
@@ -158,6 +160,10 @@ def command() -> str:
     """What this process is, for the lock."""
     try:
         words = Path(f"/proc/{os.getpid()}/cmdline").read_bytes().split(b"\0")
-        return " ".join(Path(w.decode(errors="replace")).name if i < 2 else w.decode(errors="replace") for i, w in enumerate(words) if w)[:200]
+        return " ".join(
+            Path(w.decode(errors="replace")).name if i < 2 else w.decode(errors="replace")
+            for i, w in enumerate(words)
+            if w
+        )[:200]
     except OSError:
         return "python"

@@ -36,7 +36,9 @@ class Listing:
         """sha256 of the names and sizes: the same for a copy of the folder elsewhere."""
         digest = hashlib.sha256()
         for file in self.files:
-            digest.update(f"{file.relative_to(self.folder).as_posix()}\0{file.stat().st_size}\n".encode(errors="replace"))
+            digest.update(
+                f"{file.relative_to(self.folder).as_posix()}\0{file.stat().st_size}\n".encode(errors="replace")
+            )
         return digest.hexdigest()
 
 

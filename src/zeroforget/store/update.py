@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from zeroforget.store import files
+from zeroforget.store.assembly import prove
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.facts import ModelFacts, TaskFacts
 from zeroforget.store.fields import MOST_BYTES, VERSION, Fields, read_bytes, sealed, sha256, unsealed
-from zeroforget.store.folder import BORN, MODEL, PROBE, TASK, Chain, Folder
-from zeroforget.store.learning import Watch, prove
+from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.lock import locked
 from zeroforget.store.network import command
+from zeroforget.store.options import Watch
 
 MAGIC = b"zeroforget update\n"
-_FILES = (TASK, BORN, PROBE)
+_FILES = (TASK, BORN, PROBE, SPREAD)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts,
     after = 0 if since is None else chain.find(since).number
     tasks = chain.tasks[after:]
     if not tasks:
-        raise ModelError(f"nothing was learned since '{since}'; there is nothing to ship" if since else "no task to ship")
+        raise ModelError(
+            f"nothing was learned since '{since}'; there is nothing to ship" if since else "no task to ship"
+        )
     contents = [read_bytes(folder.path / MODEL, MOST_BYTES)] if since is None else []
     for task in tasks:
         place = folder.task(task)
         contents.append(read_bytes(place / TASK, MOST_BYTES))
-        for name in (BORN, PROBE):
+        for name in _FILES[1:]:
             contents.append(read_bytes(place / name, task.files[name].bytes))
             if sha256(contents[-1]) != task.files[name].sha256:
                 raise Damaged(place / name, "its content is not what was written (sha256 differs)")
@@ -111,13 +114,13 @@ def _update(fields: Fields, offset: int, size: int) -> Update:
     fields.integer("version", 1, VERSION)
     whole = fields.any("whole")
     tasks = [Fields(one, fields.where, "tasks.") for one in fields._list("tasks", 1, 100_000)]
-    listed = [Fields(one, fields.where, "files.") for one in fields._list("files", 1, 300_001)]
+    listed = [Fields(one, fields.where, "files.") for one in fields._list("files", 1, 400_001)]
     places = []
     for one in listed:
         places.append((offset, one.integer("bytes", 1, 2**40), one.hash("sha256")))
         offset += places[-1][1]
     if not isinstance(whole, bool) or len(places) != whole + len(_FILES) * len(tasks):
-        raise fields.wrong("files", "must list three files for each task")
+        raise fields.wrong("files", "must list four files for each task")
     if offset != size:
         raise Damaged(fields.where, f"it has {size} bytes and should have {offset}")
     made = Update(
@@ -163,6 +166,8 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head)
         if facts_.name != name or facts_.number != len(chain.tasks) + len(more) + 1:
             raise ModelError(f"{path}: task '{facts_.name}' is not where its header says; fetch it again")
+        for file in _FILES[1:]:
+            folder.tensors(aside, facts_, file)
         more.append((facts_, aside))
     prove(folder, chain, more)
     if not folder.exists():
@@ -181,8 +186,9 @@ def _known(chain: Chain, update: Update, path: Path) -> int:
     if update.base not in hashes:
         since = f" --since {chain.tasks[-1].name}" if chain.tasks else ""
         raise ModelError(
-            f"{path} follows task '{update.base_name}' ({update.base[:12]}), which this model lacks: it ends with {ends}. "
-            f"Receive the update that brings '{update.base_name}' first, or make one with 'zeroforget ship{since}'"
+            f"{path} follows task '{update.base_name}' ({update.base[:12]}), which this model lacks: it ends with "
+            f"{ends}. Receive the update that brings '{update.base_name}' first, or make one with "
+            f"'zeroforget ship{since}'"
         )
     have = hashes[hashes.index(update.base) + 1 :]
     brings = [own for _, own in update.tasks]
@@ -191,8 +197,8 @@ def _known(chain: Chain, update: Update, path: Path) -> int:
             task = chain.tasks[hashes.index(update.base) + place]
             raise ModelError(
                 f"{path} brings '{update.tasks[place][0]}' where this model has learned '{task.name}': it was made for "
-                f"one that ends with '{update.base_name}' ({update.base[:12]}). Take back '{task.name}' and what came after "
-                "with 'zeroforget undo', or keep both as separate models"
+                f"one that ends with '{update.base_name}' ({update.base[:12]}). Take back '{task.name}' and what came "
+                "after with 'zeroforget undo', or keep both as separate models"
             )
     return min(len(have), len(brings))
 

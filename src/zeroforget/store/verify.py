@@ -13,7 +13,7 @@ from zeroforget.core.network import GrowingNetwork
 from zeroforget.store.errors import Damaged
 from zeroforget.store.facts import TaskFacts
 from zeroforget.store.fields import sha256
-from zeroforget.store.folder import BORN, PROBE, Chain, Folder
+from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import held_out, list_pictures, read_pictures
 from zeroforget.store.tensors import digest
@@ -86,19 +86,26 @@ def verify(folder: Folder, data: Mapping[str, Path] | None = None) -> Report:
         try:
             contents.append((task, folder.tensors(place, task, BORN), place))
             probes.append(folder.tensors(place, task, PROBE))
+            folder.tensors(place, task, SPREAD)
         except Damaged as error:
             wrong.append(str(error))
     if wrong:
         return _broken(wrong)
-    count = 1 + 3 * len(chain.tasks)
-    proofs = [Proof(FILES, True, f"{count} files, each with the hash written down; {len(chain.tasks)} links of the chain")]
+    count = 1 + 4 * len(chain.tasks)
+    proofs = [
+        Proof(FILES, True, f"{count} files, each with the hash written down; {len(chain.tasks)} links of the chain")
+    ]
     try:
         net = assemble(chain.model, contents, folder.path / "model.json")
     except Damaged as error:
-        return Report((*proofs, Proof(NETWORK, False, "they cannot be assembled", (str(error),)), _unproved()), chain.head)
+        return Report(
+            (*proofs, Proof(NETWORK, False, "they cannot be assembled", (str(error),)), _unproved()), chain.head
+        )
     dense = [net.dense(index) for index in range(len(chain.tasks))]
     proofs += [_answers(chain, dense, probes), _same_networks(chain, dense, net)]
-    measured = tuple(measure(chain.find(name), dense[chain.find(name).number - 1], at) for name, at in (data or {}).items())
+    measured = tuple(
+        measure(chain.find(name), dense[chain.find(name).number - 1], at) for name, at in (data or {}).items()
+    )
     return Report(tuple(proofs), chain.head, measured)
 
 
@@ -129,7 +136,9 @@ def _answers(chain: Chain, dense: list[nn.Module], probes: list[dict[str, Tensor
             if not same:
                 moved.append(f"task '{task.name}': its logits for the probe are other bits than when it was learned")
         elif not close:
-            moved.append(f"task '{task.name}': its logits for the probe are off by more than {TOLERANCE:g} of the largest")
+            moved.append(
+                f"task '{task.name}': its logits for the probe are off by more than {TOLERANCE:g} of the largest"
+            )
     elsewhere = len(chain.tasks) - bits - len(moved)
     found = f"{bits} of {len(chain.tasks)} tasks bit for bit"
     if elsewhere:

@@ -1,0 +1,427 @@
+"""The practitioner's commands: a model that lives in a folder learns, predicts, proves itself, ships and takes back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+
+from zeroforget.cli.app import app, console, errors
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.table import Table
+
+    from zeroforget.store import Model, Prediction, Report, TaskFacts, Watch
+    from zeroforget.store.assembly import Addition
+    from zeroforget.training import Progress
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("learn")
+def learn_command(
+    model: ModelPath,
+    pictures: Annotated[Path, typer.Argument(help="A folder that holds a folder of pictures for each class.")],
+    task: Annotated[str, typer.Option("--task", "-t", help="What to call the task.")],
+    network: Annotated[
+        str | None, typer.Option(help="The network to begin with (zeroforget networks lists them).")
+    ] = None,
+    width: Annotated[float | None, typer.Option(help="Its width, as a share of the published one.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels of each side of its pictures; 64 by default.")] = None,
+    gray: Annotated[bool | None, typer.Option("--gray/--color", help="One channel, or three.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A safetensors file that the network starts from.")] = None,
+    growth: Annotated[
+        str, typer.Option(help="What a later task adds, as a share of the first network; or 'search', or 0,0.05,0.1.")
+    ] = "0.1",
+    epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 60,
+    lr: Annotated[float, typer.Option(help="Learning rate to begin with.")] = 0.02,
+    batch_size: Annotated[int, typer.Option(help="Pictures in a step.")] = 32,
+    held_out: Annotated[float, typer.Option(help="The share of each class that is held out to judge by.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
+    flip: Annotated[bool, typer.Option("--flip", help="Also learn from mirrored pictures.")] = False,
+    shift: Annotated[int | None, typer.Option(help="Also learn from pictures moved by so many pixels.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse unreadable pictures and small classes.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Take the best of an interrupted training.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    wait: Wait = True,
+) -> None:
+    """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
+    from zeroforget.store import Options, open_model
+    from zeroforget.store.options import SEARCH
+
+    options = Options(
+        network=network, width=width, size=size, gray=gray, weights=weights, epochs=epochs, lr=lr, seed=seed,
+        growth=SEARCH if growth == "search" else _growth(growth), batch_size=batch_size, held_out=held_out,
+        flip=flip, shift=shift, strict=strict, finish=finish, device=device,
+    )  # fmt: skip
+    opened = open_model(model)
+    with _watching(wait) as watch:
+        try:
+            facts = opened.learn(pictures, task, options=options, watch=watch)
+        except KeyboardInterrupt:
+            errors.print(_stopped(model, opened), highlight=False, soft_wrap=True)
+            sys.exit(130)
+    _tell(opened, facts)
+
+
+def _tell(model: Model, facts: TaskFacts) -> None:
+    say(
+        f"learned '{facts.name}' in {facts.training['seconds']:.0f} s: {100 * facts.accuracy:.1f} % of "
+        f"{facts.data.held_out} held-out pictures right; {facts.bytes:,} bytes in {model.path / 'tasks' / facts.folder}"
+    )
+    for row in facts.training.get("search", ()):
+        chosen = " (taken)" if row["chosen"] else ""
+        say(f"  growth {row['growth']:g}: {100 * row['val_accuracy']:.1f} %{chosen}")
+    earlier = len(model.tasks) - 1
+    if earlier:
+        say(f"{earlier} earlier task{'s' if earlier > 1 else ''} unchanged: every number of their networks is the same")
+
+
+def _growth(text: str) -> float | list[float]:
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--growth wants a share such as 0.1, several such as 0,0.05,0.1, or 'search'; got '{text}'"
+        ) from None
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _stopped(path: Path, model: Model) -> str:
+    began = any((path / ".training").glob("phase-*"))
+    rest = (
+        "The same command goes on where it stopped; with --finish it takes the best so far."
+        if began
+        else "No epoch was finished yet."
+    )
+    kept = f"{path} is as it was, with {len(model.tasks)} task(s)." if model.tasks else "No model was made."
+    return f"stopped. {kept} {rest}"
+
+
+def say(text: str) -> None:
+    """One line, however long."""
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _watching(wait: bool) -> Iterator[Watch]:
+    """Bars in a terminal, a line now and then elsewhere."""
+    from zeroforget.store import Watch
+
+    seconds = None if wait else 0.0
+    if not errors.is_terminal:
+        lines = _Lines()
+        yield Watch(say=say, adds=_adds, training=lines.training, wait=seconds)
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"))
+    with Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=errors) as bars:
+        live = _Live(bars)
+        yield Watch(say=say, adds=_adds, decoding=live.decoding, training=live.training, wait=seconds)
+
+
+def _adds(additions: Sequence[Addition]) -> None:
+    for one in additions:
+        which = f"growing by {one.growth:g} " if len(additions) > 1 else "this task "
+        say(f"{which}adds {one}")
+    if len(additions) == 1 and additions[0].before is not None:
+        grown = [f"{axis} {old}→{new}" for axis, (old, new) in additions[0].features.items() if new > old]
+        say(
+            f"  {', '.join(grown[:8])}{' …' if len(grown) > 8 else ''}"
+            if grown
+            else "  no new features: a head and its norms"
+        )
+
+
+class _Lines:
+    def __init__(self, pause: float = 10.0) -> None:
+        self.pause, self.told = pause, time.monotonic()
+
+    def training(self, progress: Progress) -> None:
+        if progress.last is not None and time.monotonic() - self.told > self.pause:
+            self.told = time.monotonic()
+            left = progress.last.seconds * (progress.epochs - progress.epoch)
+            say(f"  {_figures(progress)}; at most {left:.0f} s left")
+
+
+class _Live:
+    def __init__(self, bars: Bars) -> None:
+        self.bars, self.rows = bars, {"reading": bars.add_task("reading pictures", figures="", visible=False)}
+        self.drawn = 0.0
+
+    def decoding(self, done: int, total: int) -> None:
+        row = self.rows["reading"]
+        self.bars.update(row, completed=done, total=total, visible=done < total, figures=f"{done}/{total}")
+
+    def training(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self.drawn < 0.1:
+            return
+        self.drawn = now
+        name = f"training{f' {progress.phase + 1}' if progress.phase else ''}"
+        if name not in self.rows:
+            self.rows[name] = self.bars.add_task(name, figures="", total=progress.epochs)
+        done = min(progress.epoch + progress.step / progress.steps, progress.epochs)
+        self.bars.update(self.rows[name], completed=done, figures=_figures(progress))
+
+
+def _figures(progress: Progress) -> str:
+    text = f"epoch {progress.epoch + 1}/{progress.epochs}"
+    if progress.last is not None:
+        text += f", loss {progress.last.loss:.3f}, held out {100 * progress.last.val_accuracy:.1f} %"
+    return text
+
+
+@app.command("tasks")
+def tasks_command(model: ModelPath, as_json: Json = False) -> None:
+    """List a model's tasks: classes, accuracy, features, what each added and when."""
+    from zeroforget.store import open_model
+
+    opened = open_model(model)
+    opened.head  # noqa: B018 - says so if there is no model
+    if as_json:
+        typer.echo(json.dumps([task.to_json() | {"hash": task.hash} for task in opened.tasks], indent=1))
+        return
+    table = _table(
+        "task", ("classes", "right"), ("accuracy", "right"), ("features", "right"), ("added", "right"),
+        ("bytes", "right"), ("operations", "right"), "born",
+    )  # fmt: skip
+    total = 0
+    for task in opened.tasks:
+        added = sum(task.born.values())
+        total += added
+        table.add_row(
+            escape(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", str(total), f"+{added}",
+            f"{task.bytes:,}", f"{task.operations / 1e6:,.1f} M", task.learned.replace("T", " ").rstrip("Z"),
+        )  # fmt: skip
+    console.print(table)
+    backbone, whole = opened.backbone, sum(task.bytes for task in opened.tasks)
+    sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
+    width = backbone.options.get("width", 1.0)
+    say(f"{backbone.network} at width {width:g}, {sides}; {whole:,} bytes; {opened.head[:16]}")
+
+
+def _table(*columns: str | tuple[str, Literal["right"]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        name, side = column if isinstance(column, tuple) else (column, "left")
+        table.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
+    return table
+
+
+@app.command("verify")
+def verify_command(
+    model: ModelPath,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", metavar="TASK=FOLDER", help="Also measure a task on pictures.")
+    ] = None,
+    head: Annotated[str | None, typer.Option("--is", metavar="HASH", help="The hash the model must have.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that nothing has moved: files, answers, accuracy. Exit code 1, and the reason, if something has."""
+    from zeroforget.store.folder import Folder
+    from zeroforget.store.verify import verify
+
+    folders = dict(_pair(text) for text in data or ())
+    report = verify(Folder(model), folders)
+    same = head is None or (len(head) >= 8 and report.head.startswith(head.lower()))
+    if as_json:
+        typer.echo(json.dumps(_report(report) | {"holds": report.holds and same}, indent=1))
+    else:
+        _print_report(report)
+        if not same:
+            console.print(f"[bold red]✗[/] the model is {report.head[:16]}, not {escape(head or '')}", highlight=False)
+    if not (report.holds and same):
+        raise typer.Exit(1)
+
+
+def _pair(text: str) -> tuple[str, Path]:
+    name, found, folder = text.partition("=")
+    if not found or not name or not folder:
+        raise ValueError(f"--data wants TASK=FOLDER, such as birds=photos/birds; got '{text}'")
+    return name, Path(folder)
+
+
+def _print_report(report: Report) -> None:
+    for proof in report.proofs:
+        mark = "[green]✓[/]" if proof.holds else "[bold red]✗[/]"
+        console.print(f"{mark} {proof.title}: {escape(proof.found)}", highlight=False, soft_wrap=True)
+        for moved in proof.moved:
+            say(f"    {moved}")
+    for one in report.measured:
+        mark = "[green]✓[/]" if one.agrees else "[bold red]✗[/]"
+        text = f"{one.task}: {100 * one.accuracy:.1f} % of {one.pictures} pictures"
+        if one.held_out is not None:
+            text += f"; held-out part {100 * one.held_out:.2f} %, recorded {100 * one.recorded:.2f} %"
+        else:
+            text += f" (recorded on its own held-out pictures: {100 * one.recorded:.1f} %)"
+        console.print(f"{mark} {escape(text)}", highlight=False, soft_wrap=True)
+    if report.head:
+        say(f"model {report.head}")
+
+
+def _report(report: Report) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(report)
+
+
+@app.command("predict")
+def predict_command(
+    model: ModelPath,
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
+    task: Annotated[
+        str | None, typer.Option("--task", "-t", help="The task; without it, the likeliest is guessed.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Classify pictures. Exit code 1 if some could not be read."""
+    from zeroforget.store import open_model
+
+    predictions = open_model(model).predict(_files(pictures), task, top=top)
+    if as_json:
+        typer.echo(json.dumps([_answer(one) for one in predictions], indent=1, ensure_ascii=False))
+    elif as_csv:
+        _print_csv(predictions)
+    else:
+        _print_predictions(predictions, guessed=task is None)
+    if any(one.error for one in predictions):
+        raise typer.Exit(1)
+
+
+def _files(given: list[Path]) -> list[Path]:
+    out: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            out += sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        else:
+            out.append(path)
+    if not out:
+        raise ValueError("there are no pictures to classify in what was given")
+    return out
+
+
+def _answer(one: Prediction) -> dict[str, Any]:
+    if one.error is not None:
+        return {"picture": one.source, "error": one.error}
+    out: dict[str, Any] = {"picture": one.source, "task": one.task}
+    if one.tasks:
+        out["tasks"] = [{"task": name, "probability": p} for name, p in one.tasks]
+    return out | {"classes": [{"class": name, "probability": p} for name, p in one.classes]}
+
+
+def _print_csv(predictions: list[Prediction]) -> None:
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["picture", "task", "rank", "class", "probability", "error"])
+    for one in predictions:
+        if one.error is not None:
+            writer.writerow([one.source, "", "", "", "", one.error])
+        for place, (name, p) in enumerate(one.classes, 1):
+            writer.writerow([one.source, one.task, place, name, f"{p:.6f}", ""])
+
+
+def _print_predictions(predictions: list[Prediction], *, guessed: bool) -> None:
+    columns = ["picture", *(["task", ("sure", "right")] if guessed else []), "class", ("", "right"), "next"]
+    table = _table(*columns)  # type: ignore[arg-type]
+    for one in predictions:
+        if one.error is not None:
+            table.add_row(escape(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", escape(one.error))
+            continue
+        (name, p), rest = one.classes[0], one.classes[1:]
+        guess = [escape(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
+        others = ", ".join(f"{other} {100 * q:.1f} %" for other, q in rest)
+        table.add_row(escape(one.source), *guess, escape(name), f"{100 * p:.1f} %", escape(others))
+    console.print(table)
+
+
+@app.command("export")
+def export_command(
+    model: ModelPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    task: Annotated[str | None, typer.Option("--task", "-t", help="The task.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All tasks in one file, chosen by the input 'task'.")] = False,
+    form: Annotated[
+        Literal["onnx", "torch"] | None, typer.Option("--format", "-f", help="ONNX, or a torch.export program.")
+    ] = None,
+) -> None:
+    """Write a task as a plain ONNX file or torch.export program, and check that it answers as the model does."""
+    from zeroforget.store import open_model
+
+    if (task is None) is not every:
+        raise ValueError("name one task with --task, or ask for --all")
+    chosen = form or ("torch" if output.suffix == ".pt2" else "onnx")
+    open_model(model).export(output, task, form=chosen)
+    say(f"wrote {output} ({output.stat().st_size:,} bytes); its answers are within 1e-5 of the model's")
+
+
+@app.command("ship")
+def ship_command(
+    model: ModelPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The update to write, such as update.zfu.")],
+    since: Annotated[str | None, typer.Option(help="The newest task that the receiver has.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="The whole model.")] = False,
+) -> None:
+    """Write what was born since a task to one file, for models that end with that task."""
+    from zeroforget.store import open_model
+
+    if (since is None) is not every:
+        raise ValueError("name the newest task that the receiver has with --since, or ask for --all")
+    opened = open_model(model)
+    tasks = opened.ship(output, since)
+    size, whole = output.stat().st_size, sum(task.bytes for task in opened.tasks)
+    names = ", ".join(f"'{task.name}'" for task in tasks)
+    say(f"wrote {output}: {names}, {size:,} bytes, {100 * size / whole:.1f} % of the model")
+
+
+@app.command("receive")
+def receive_command(
+    model: ModelPath,
+    update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.")],
+    wait: Wait = True,
+) -> None:
+    """Add the tasks of an update to the model that it was made for."""
+    from zeroforget.store import Watch, open_model
+
+    opened = open_model(model)
+    new = opened.receive(update, watch=Watch(say=say, wait=None if wait else 0.0))
+    names = ", ".join(f"'{task.name}'" for task in new)
+    say(
+        f"received {names}; the model is {opened.head[:16]}" if new else f"nothing new; the model is {opened.head[:16]}"
+    )
+
+
+@app.command("undo")
+def undo_command(
+    model: ModelPath,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Wait = True,
+) -> None:
+    """Take back the newest task. The ones before are as they were, bit for bit."""
+    from zeroforget.store import Watch
+    from zeroforget.store.folder import Folder
+    from zeroforget.store.model import undo
+
+    entries = Folder(model).entries()
+    if entries and not yes and sys.stdin.isatty():
+        typer.confirm(f"Take back {entries[-1][1]}? What it learned is lost unless it was shipped", abort=True)
+    name = undo(Folder(model), Watch(say=say, wait=None if wait else 0.0))
+    left = [entry[1] for entry in Folder(model).entries()]
+    say(f"took back '{name}'; the model ends with {left[-1]}" if left else f"took back '{name}'; the model has no task")

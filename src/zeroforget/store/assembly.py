@@ -1,0 +1,123 @@
+"""Networks out of a model's files, what a task adds to them, and the weights that a first one may start from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.store.errors import ModelError
+from zeroforget.store.facts import TaskFacts
+from zeroforget.store.fields import sha256
+from zeroforget.store.folder import BORN, Chain, Folder
+from zeroforget.store.network import assemble
+from zeroforget.store.pictures import Lesson
+from zeroforget.store.tensors import digest, expected
+from zeroforget.training.seeding import seeded
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What a task adds to a model."""
+
+    growth: float
+    features: Mapping[str, tuple[int, int]]
+    """Axis → features before and after."""
+    weights: int
+    bytes: int
+    operations: int
+    before: int | None
+    """Operations of the newest network before it."""
+
+    def __str__(self) -> str:
+        new = sum(after - before for before, after in self.features.values())
+        text = f"{new} features, {self.weights:,} weights, {self.bytes:,} bytes"
+        if self.before is None:
+            return f"{text}; {self.operations:,} operations a picture"
+        return f"{text}; inference costs {100 * (self.operations / self.before - 1):+.1f} % of the task before"
+
+
+def prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]]) -> list[nn.Module]:
+    """Read a chain and tasks to come after it from disk; every network must be the one that was written down.
+
+    Gives the dense networks of the tasks to come.
+    """
+    net = assemble_chain(folder, chain, more)
+    dense = []
+    for index, task in enumerate([*chain.tasks, *(facts for facts, _ in more)]):
+        one = net.dense(index)
+        if digest(one) != task.network:
+            raise ModelError(
+                f"task '{task.name}' would not be the network it was; nothing was changed. Please report this"
+            )
+        if index >= len(chain.tasks):
+            dense.append(one)
+    return dense
+
+
+def assemble_chain(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]] = ()) -> GrowingNetwork:
+    """The network of a chain and of tasks to come after it, from their files."""
+    places = [(task, folder.task(task)) for task in chain.tasks] + list(more)
+    given = [(task, folder.tensors(path, task, BORN), path) for task, path in places]
+    return assemble(chain.model, given, folder.path / "model.json")
+
+
+def addition(net: GrowingNetwork, ready: Lesson, growth: float) -> Addition:
+    """What a task of this growth would add, found by growing a copy."""
+    index = len(net.history)
+    before = operations(net.dense(index - 1), net.shape) if index else None
+    widths = net.widths()
+    trial = copy.deepcopy(net)
+    with seeded("trial"):
+        trial.add_task(ready.task.name, len(ready.task.classes), growth)
+    numbers = [(dtype.itemsize, torch.Size(shape).numel()) for dtype, shape in expected(trial, index).values()]
+    return Addition(
+        growth=growth,
+        features={axis: (widths[axis], width) for axis, width in trial.widths().items()},
+        weights=sum(count for _, count in numbers),
+        bytes=sum(size * count for size, count in numbers),
+        operations=operations(trial.dense(index), net.shape),
+        before=before,
+    )
+
+
+@torch.no_grad()
+def operations(dense: nn.Module, shape: Sequence[int]) -> int:
+    """Multiplications and additions for one picture."""
+    x = torch.zeros(1, *shape)
+    with FlopCounterMode(display=False) as counter:
+        dense(x)
+    return int(counter.get_total_flops())
+
+
+@torch.no_grad()
+def load_weights(net: nn.Module, path: Path) -> str:
+    """Fill a plain network from a safetensors file; its sha256. Extra tensors, such as a head's, are left out."""
+    own = net.state_dict()
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if missing := [n for n in own if n not in names and not n.endswith("num_batches_tracked")]:
+                raise ModelError(
+                    f"{path} lacks '{missing[0]}'{f' and {len(missing) - 1} more' if missing[1:] else ''}; it should "
+                    f"hold the tensors of the network by the names that nets.build gives them"
+                )
+            for name, tensor in own.items():
+                if name in names:
+                    value = file.get_tensor(name)
+                    if value.shape != tensor.shape:
+                        found, has = tuple(value.shape), tuple(tensor.shape)
+                        raise ModelError(
+                            f"{path}: '{name}' is {found}, but the network has {has}; is the width the same?"
+                        )
+                    tensor.copy_(value)
+    except SafetensorError as error:
+        raise ModelError(f"{path} is no safetensors file ({error})") from error
+    return sha256(path.read_bytes())

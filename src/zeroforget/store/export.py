@@ -1,0 +1,238 @@
+"""A task's network for other programs: plain ONNX or a torch.export program, compared with ours before it is kept."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.store.errors import ModelError
+from zeroforget.store.facts import Preprocessing, TaskFacts
+from zeroforget.store.folder import PROBE
+
+if TYPE_CHECKING:
+    from zeroforget.store.model import Model
+
+TOLERANCE = 1e-5
+"""How far another program's logits may be from ours, as a share of the largest (or of 1, if that is more)."""
+OPSET = 18
+
+
+class FromPixels(nn.Module):
+    """A task's network with the normalization of pixels in front: it takes values from 0 to 1."""
+
+    def __init__(self, dense: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.dense = dense
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(getattr(preprocessing, name)).view(1, -1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits of (batch, channels, height, width)."""
+        logits: Tensor = self.dense((pixels - self.get_buffer("mean")) / self.get_buffer("std"))
+        return logits
+
+
+def export(model: Model, out: Path, task: str | int | None, form: str) -> Path:
+    """Write a task, or all of them, and check what was written; a file that fails the check is not left behind."""
+    if form not in {"onnx", "torch"}:
+        raise ModelError(f"a network can be exported as 'onnx' or 'torch' (torch.export), not '{form}'")
+    if form == "torch" and task is None:
+        raise ModelError("torch.export programs hold one task each; name the task")
+    chosen = list(model.tasks) if task is None else [model.task(task)]
+    if not chosen:
+        raise ModelError(f"{model.path} has no task to export")
+    aside = out.with_name(f".{out.stem}.{os.getpid()}{out.suffix or '.' + form}")
+    try:
+        if form == "torch":
+            _torch(model, chosen[0], aside)
+        elif task is None:
+            _all_onnx(model, chosen, aside)
+        else:
+            _onnx(model, chosen[0], aside)
+        aside.replace(out)
+    finally:
+        aside.unlink(missing_ok=True)
+    return out
+
+
+def _network(model: Model, task: TaskFacts) -> FromPixels:
+    return FromPixels(model.dense(task.name), task.preprocessing).eval()
+
+
+def _shape() -> dict[str, dict[int, Any]]:
+    return {"pixels": {0: torch.export.Dim("batch", min=1, max=2**20)}}
+
+
+def _program(model: Model, task: TaskFacts) -> torch.export.ExportedProgram:
+    two = torch.zeros(2, *model.shape)
+    return torch.export.export(_network(model, task), (two,), dynamic_shapes=_shape(), strict=False)
+
+
+def _torch(model: Model, task: TaskFacts, out: Path) -> None:
+    program = _program(model, task)
+    torch.export.save(program, out, extra_files={"zeroforget.json": json.dumps(_about(model, task))})
+    again = torch.export.load(out).module()
+    _check(model, task, again)
+
+
+def _onnx(model: Model, task: TaskFacts, out: Path) -> None:
+    onnx, runtime = _libraries()
+    proto = _proto(model, task)
+    _describe(proto, _about(model, task))
+    onnx.save(proto, out)
+    session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    _check(model, task, functools.partial(_run, session))
+
+
+def _proto(model: Model, task: TaskFacts) -> Any:
+    """A task's ONNX graph: pixels in, logits out, any batch."""
+    onnx, _ = _libraries()
+    try:
+        return onnx.load_from_string(_traced(model, task))
+    except (TypeError, AttributeError, ImportError):  # a torch that no longer has its first exporter
+        return _translated(model, task)
+
+
+def _traced(model: Model, task: TaskFacts) -> bytes:
+    """By torch's first exporter: twenty times as quick as the second, and it needs no further package."""
+    out: Any = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is the first one
+        torch.onnx.export(
+            _network(model, task),
+            (torch.zeros(2, *model.shape),),
+            out,
+            input_names=["pixels"],
+            output_names=["logits"],
+            dynamic_axes={"pixels": {0: "batch"}, "logits": {0: "batch"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return bytes(out.getvalue())
+
+
+def _translated(model: Model, task: TaskFacts) -> Any:
+    """By torch's second exporter, from a torch.export program."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of its own parts
+        made = torch.onnx.export(
+            _network(model, task),
+            (torch.zeros(2, *model.shape),),
+            input_names=["pixels"],
+            output_names=["logits"],
+            dynamic_shapes=_shape(),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+        )
+    if made is None:
+        raise ModelError(f"torch could not translate the network of '{task.name}' to ONNX")
+    return made.model_proto
+
+
+def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
+    """One graph for all tasks: a chain of branches on the task's number, each a task's own plain network."""
+    onnx, runtime = _libraries()
+    helper, kind = onnx.helper, onnx.TensorProto
+    parts = [_branch(onnx, _proto(model, task).graph, index) for index, task in enumerate(tasks)]
+    branch = parts[-1]
+    for index in range(len(parts) - 2, -1, -1):
+        here = f"is_{index}"
+        nodes = [
+            helper.make_node("Equal", ["task", f"number_{index}"], [here], name=f"equal_{index}"),
+            helper.make_node("If", [here], [f"out_{index}"], name=here, then_branch=parts[index], else_branch=branch),
+        ]
+        number = helper.make_tensor(f"number_{index}", kind.INT64, [], [index])
+        result = helper.make_tensor_value_info(f"out_{index}", kind.FLOAT, ["batch", "classes"])
+        branch = helper.make_graph(nodes, f"tasks_from_{index}", [], [result], [number])
+    inputs = [
+        helper.make_tensor_value_info("pixels", kind.FLOAT, ["batch", *model.shape]),
+        helper.make_tensor_value_info("task", kind.INT64, []),
+    ]
+    last = branch.output[0].name
+    branch.node.append(helper.make_node("Identity", [last], ["logits"], name="answer"))
+    branch.ClearField("output")
+    branch.output.append(helper.make_tensor_value_info("logits", kind.FLOAT, ["batch", "classes"]))
+    branch.input.extend(inputs)
+    branch.name = "all_tasks"
+    proto = helper.make_model(branch, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    _describe(proto, {"tasks": [_about(model, task) for task in tasks]})
+    onnx.checker.check_model(proto)
+    onnx.save(proto, out)
+    session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    for index, task in enumerate(tasks):
+        number = torch.tensor(index).numpy()
+        _check(model, task, functools.partial(_run, session, task=number))
+
+
+def _branch(onnx: ModuleType, graph: Any, index: int) -> Any:
+    """A task's graph as a branch: names of its own, the pixels from outside."""
+    renamed = onnx.compose.add_prefix_graph(graph, f"task{index}/", rename_inputs=False)
+    renamed.ClearField("input")
+    renamed.ClearField("value_info")
+    renamed.name = f"task{index}"
+    return renamed
+
+
+def _run(session: Any, pixels: Tensor, **more: Any) -> Tensor:
+    return torch.from_numpy(session.run(None, {"pixels": pixels.numpy(), **more})[0])
+
+
+def _check(model: Model, task: TaskFacts, run: Callable[[Tensor], Tensor]) -> None:
+    """The task's own probe through what was written, as one batch and picture by picture."""
+    images = model.folder.tensors(model.folder.task(task), task, PROBE)["images"]
+    pixels = images.float() / 255
+    with torch.no_grad():
+        ours = model.logits(images, task.name)
+        for theirs in (run(pixels), torch.cat([run(one) for one in pixels.split(1)])):
+            off = float((theirs - ours).abs().max() / ours.abs().max().clamp_min(1))
+            if theirs.shape != ours.shape or not off <= TOLERANCE:
+                raise ModelError(f"the exported network of '{task.name}' answers {off:.2g} off; it was not kept")
+
+
+def _about(model: Model, task: TaskFacts) -> dict[str, Any]:
+    """What a program must know to use the network."""
+    return {
+        "task": task.name,
+        "classes": list(task.classes),
+        "preprocessing": task.preprocessing.to_json()
+        | {"input": "float32 (batch, channels, height, width), values from 0 to 1; mean and std are applied inside"},
+        "temperature": task.calibration.temperature,
+        "accuracy": task.accuracy,
+        "model": model.head,
+        "task_hash": task.hash,
+    }
+
+
+def _describe(proto: Any, about: dict[str, Any]) -> None:
+    del proto.metadata_props[:]
+    for key, value in about.items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    proto.producer_name = "zeroforget"
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnx.compose
+
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise ModelError(
+            f"export to ONNX needs {error.name}; install it with: pip install 'zeroforget[export]'. "
+            "'--format torch' needs nothing more"
+        ) from error
+    return onnx, runtime

@@ -1,0 +1,98 @@
+"""What may be chosen about learning a task, and who is told how it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeroforget.store.assembly import Addition
+from zeroforget.store.errors import ModelError
+from zeroforget.store.facts import MOST_PIXELS
+from zeroforget.store.images import Told
+from zeroforget.training import Progress, Regime
+
+SEARCH = (0.0, 0.05, 0.1, 0.2)
+"""The growths that a search tries."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to learn. What concerns the network itself counts when the model is made, with its first task."""
+
+    network: str | None = None
+    """A network by name; by default one that fits the size of the pictures."""
+    width: float | None = None
+    """Its width, as a share of the published one."""
+    size: int | None = None
+    """Pixels of each side of its pictures; 64 by default."""
+    gray: bool | None = None
+    """One channel instead of three."""
+    weights: Path | None = None
+    """A safetensors file to start from."""
+    growth: float | Sequence[float] = 0.1
+    """The share of the first network that a task adds; several are tried, and the smallest good one is taken."""
+    margin: float = 0.015
+    """How much accuracy a search may give up for a smaller growth."""
+    epochs: int = 60
+    lr: float = 0.02
+    batch_size: int = 32
+    patience: int = 4
+    seed: int = 0
+    held_out: float = 0.2
+    """The share of each class that is held out, to choose when to stop and to measure by."""
+    flip: bool = False
+    """Also learn from pictures mirrored left to right."""
+    shift: int | None = None
+    """Also learn from pictures moved by so many pixels; by default a sixteenth of the size."""
+    strict: bool = False
+    """Refuse unreadable pictures and classes with few."""
+    finish: bool = False
+    """Of training that was interrupted, take the best so far after one more epoch."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
+        if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
+            raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
+        if any(not 0 <= g <= 4 for g in self.growths):
+            raise ModelError(f"growth is a share of the network, from 0 to 4, not {self.growth}")
+
+    @property
+    def growths(self) -> tuple[float, ...]:
+        """Those to try."""
+        return (float(self.growth),) if isinstance(self.growth, (int, float)) else tuple(map(float, self.growth))
+
+    def regime(self) -> Regime:
+        """How to train."""
+        return Regime(
+            optimizer="sgd",
+            lr=self.lr,
+            options={"momentum": 0.9, "weight_decay": 1e-4},
+            batch_size=self.batch_size,
+            epochs=1 if self.finish else self.epochs,
+            patience=self.patience,
+            min_lr=self.lr / 100,
+            clip=5.0,
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told what happens."""
+
+    say: Callable[[str], None] = lambda text: None
+    decoding: Told | None = None
+    training: Callable[[Progress], None] | None = None
+    wait: float | None = None
+    """Seconds to wait for another process that changes the model; None waits as long as it takes."""
+    adds: Callable[[Sequence[Addition]], None] = lambda additions: None
+
+
+def default_network(size: int) -> tuple[str, float]:
+    """A network that fits pictures of this size and little data, and its width."""
+    if size <= 40:
+        return "small", 1.0
+    return ("resnet18", 0.25) if size <= 96 else ("resnet18", 0.5)
