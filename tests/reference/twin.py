@@ -70,7 +70,9 @@ class TwinLayer:
 
     def gradient_mask_or(self, task: int, into_m: Tensor) -> Tensor:
         """Equation 6: m_i ∨ m_j."""
-        return torch.maximum(self.m(task)[:, None].expand(-1, len(into_m)), into_m[None, :].expand(len(self.m(task)), -1))
+        return torch.maximum(
+            self.m(task)[:, None].expand(-1, len(into_m)), into_m[None, :].expand(len(self.m(task)), -1)
+        )
 
 
 def backward(layers: list[TwinLayer], flatten_at: int, repeat: int, x: Tensor, task: int, weigh: Tensor) -> Tensor:

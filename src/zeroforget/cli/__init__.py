@@ -7,6 +7,8 @@ import importlib
 import pkgutil
 import sys
 
+from rich.markup import escape
+
 from zeroforget.cli.app import app, errors
 
 for _module in pkgutil.iter_modules(__path__):
@@ -18,7 +20,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        errors.print(f"[bold red]error:[/] {error}", highlight=False)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("stopped")
