@@ -150,6 +150,17 @@ def test_residual_networks_share_gates_where_they_add() -> None:
     )
 
 
+def test_features_that_are_kept_get_no_gates_and_are_held_after_the_first_task() -> None:
+    method = Hat(net(), example(), keep=["4"])
+    assert method.sizes == {"0": 8, "9": 32}
+    method.add_task(TaskSpec("a", 2))
+    method.add_task(TaskSpec("b", 2))
+    method.before_step(0.5)
+    held = method.held()
+    torch.testing.assert_close(held["4.bias"], torch.ones(16))
+    torch.testing.assert_close(held["9.weight"], method._used[8:, None].expand(32, 64))
+
+
 def test_overhead_is_a_float_per_feature_and_task() -> None:
     method = two()
     assert method.overhead().inference == method.overhead().training == 2 * 32 * (8 + 16 + 32)

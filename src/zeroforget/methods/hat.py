@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class Hat(Method):
         clip: bound on the norm of the gradient, which compensation makes large.
         start: where embeddings start on average. At 0, as published, half of all features start switched off, which
             leaves small networks too few.
+        keep: paths of modules whose features get no gates, where the network cannot be followed; they are held fast
+            after the first task.
     """
 
     name = "hat"
@@ -51,6 +53,7 @@ class Hat(Method):
         smax: float = 400.0,
         clip: float = 10000.0,
         start: float = 1.0,
+        keep: Sequence[str] = (),
     ) -> None:
         super().__init__(net, example)
         if smax <= 1:
@@ -59,13 +62,14 @@ class Hat(Method):
         self.smax = smax
         self.clip = clip
         self.start = start
-        axes = find_axes(net, example)
+        axes = find_axes(net, example, keep=keep)
         self.sizes = dict(axes.sizes)
         self.output = axes.output
         own = norm_tensors(net)
         self.labels = {name: axes.tensors[name] for name, _ in net.named_parameters() if name not in own}
         # A layer reads gated features: W (a ⊙ h) is (W · diag a) h, so gates are folded into the weights that read.
-        self.readers = [f"{path}.weight" if path else "weight" for path in axes.layers]
+        layers = set(axes.layers)
+        self.readers = [n for n, label in self.labels.items() if len(label) > 1 and n.rpartition(".")[0] in layers]
         self.embeddings = nn.ParameterList()
         self.norms = TaskNorms(net)
         self._steepness = smax
