@@ -22,7 +22,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 Objective = Callable[[Tensor, Tensor], Tensor]
 """A number out of one sample's outputs and its label."""
 
-MEMORY = 2**28
+MEMORY = 2**30
 """How many bytes the gradients of the samples that are looked at together may take."""
 
 
