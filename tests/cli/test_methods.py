@@ -88,6 +88,14 @@ def test_overheads_as_json_for_one_method_and_another_shape() -> None:
     assert cost["inference"] == [32 * 226, 2 * 32 * 226, 3 * 32 * 226] == cost["published"] == cost["paper"]
 
 
+def test_overheads_for_a_network_of_someone_elses() -> None:
+    network = "zeroforget.nets.lenet:LeNet"
+    found = json.loads(call("hat", "--overhead", network, "--tasks", "1", "--shape", "1,28,28", "--json").stdout)
+    assert found["methods"][0]["inference"] == [32 * 226]
+    with pytest.raises(ValueError, match="--shape 3,224,224"):
+        call("--overhead", network)
+
+
 @pytest.mark.parametrize("arguments", [("--overhead", "alexnot"), ("--overhead", "lenet", "--shape", "3")])
 def test_mistakes_say_what_to_do(arguments: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"did you mean 'alexnet'|such as 3,224,224"):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method's card: ours, or package.module:Class.")] = None,
     overhead: Annotated[
-        str | None, typer.Option(metavar="NETWORK", help="What each method keeps beside this network.")
+        str | None,
+        typer.Option(metavar="NETWORK", help="What each keeps beside this network: ours, or package.module:function."),
     ] = None,
     tasks: Annotated[int, typer.Option(help="For so many tasks.", min=1)] = 10,
     shape: Annotated[
@@ -123,14 +124,12 @@ def _yes(value: bool) -> str:
 
 
 def _overhead(network: str, tasks: int, shape: str | None, chosen: list[str] | None, as_json: bool) -> None:
-    from zeroforget import nets
     from zeroforget.cli.networks import parse_shape
     from zeroforget.experiments import overheads
     from zeroforget.nets import counts
 
-    images = nets.find(network).shape if shape is None else parse_shape(shape)
+    _, images, size = overheads.measured(network, None if shape is None else parse_shape(shape))
     found = overheads.costs(network, tasks, images, chosen)
-    size = counts.count_named(network, images)
     paper = counts.PAPER.get(network)
     if as_json:
         about = {"network": network, "shape": list(images), "tasks": tasks}

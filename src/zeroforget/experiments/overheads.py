@@ -14,6 +14,7 @@ from zeroforget.core.axes import Axes, find_axes
 from zeroforget.core.dense import is_layer, is_norm
 from zeroforget.core.growth import Room
 from zeroforget.core.labels import Label, births_of
+from zeroforget.experiments.parts import NamedPart, make_network
 from zeroforget.methods import Overhead, TaskSpec, registry
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import counts
@@ -37,17 +38,32 @@ class Cost:
     """The same with the paper's own counts, where its Table 1 has the network."""
 
 
+def measured(
+    network: str, shape: nets.Shape | None = None
+) -> tuple[Callable[[], nn.Module], nets.Shape, counts.Counts]:
+    """What builds a network (ours, or anyone's function as package.module:function), its input shape and its size."""
+    if shape is None and ":" in network:
+        raise ValueError(f"say for images of which shape '{network}' is to be built, such as --shape 3,224,224")
+    images = shape or nets.find(network).shape
+
+    def build() -> nn.Module:
+        return make_network(NamedPart(network), images)
+
+    with torch.device("meta"):
+        return build, images, counts.count(build())
+
+
 def costs(
     network: str, tasks: int, shape: nets.Shape | None = None, methods: Iterable[str] | None = None
 ) -> list[Cost]:
-    """The overhead of every method (or of these) on a network of ours, after each of so many tasks."""
+    """The overhead of every method (or of these) on a network, after each of so many tasks."""
     if tasks < 1:
         raise ValueError(f"there must be at least 1 task, not {tasks}")
-    shape = shape or nets.find(network).shape
-    size, table = counts.count_named(network, shape), counts.PAPER.get(network)
+    build, images, size = measured(network, shape)
+    table = counts.PAPER.get(network)
     found = []
     for name in registry.names() if methods is None else methods:
-        bits = kept(name, lambda: nets.build(network, shape), shape, tasks)
+        bits = kept(name, build, images, tasks)
         by_us = [published(name, size.weights, size.features, t) for t in range(1, tasks + 1)]
         by_them = [published(name, table.weights, table.features, t) for t in range(1, tasks + 1)] if table else []
         training, inference = tuple(b.training for b in bits), tuple(b.inference for b in bits)

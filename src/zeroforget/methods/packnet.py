@@ -59,6 +59,7 @@ class PackNet(Method):
         self.freeze_norms = freeze_norms
         self.owned = BitMasks(maskable(net))
         self.norms = TaskNorms(net)
+        self._hold({})
 
     # Structure -------------------------------------------------------------------------------------------------
 
@@ -87,10 +88,11 @@ class PackNet(Method):
         lr, epochs = fit.regime.lr * self.retrain, self.retrain_epochs or fit.regime.epochs
         again = fit(self, task, index, lr=lr, min_lr=min(lr, fit.regime.min_lr), epochs=epochs)
         self.owned.write(index, kept)
+        self._hold({})
         return joined(log, again)
 
     def _hold(self, free: dict[str, Tensor]) -> None:
-        """From now on only these weights may move; all others are put back to where they are after every step."""
+        """Of these tensors only the weights marked may move; the others are put back after every step."""
         self._free = free
         self._still = {name: self._weight(name).detach().clone() for name in free}
 

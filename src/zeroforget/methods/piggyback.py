@@ -128,7 +128,7 @@ class Piggyback(Method):
     # Use -------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, task: int) -> Tensor:
-        """Weights times their switches; the gradient goes straight through to the real masks (eq. 2)."""
+        """Weights times their switches; the gradient goes straight through to the real masks."""
         if task < len(self.specs) - 1:
             return self.predictor(task)(x)
         if not self._masked(task):
