@@ -58,6 +58,7 @@ class Options:
             raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
         if any(not 0 <= g <= 4 for g in self.growths):
             raise ModelError(f"growth is a share of the network, from 0 to 4, not {self.growth}")
+        self.regime()  # its own mistakes are found here, before any picture is read
 
     @property
     def growths(self) -> tuple[float, ...]:

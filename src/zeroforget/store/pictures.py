@@ -128,11 +128,11 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
     few = [f"{name} ({n})" for name, n in zip(listing.classes, counts, strict=True) if n < FEW]
     if few:
         notes.append(f"few pictures to learn from: {', '.join(few[:10])}{' …' if len(few) > 10 else ''}")
+    if few and strict:
+        raise ModelError(f"{listing.folder}: {notes[-1]} (strict was asked for)")
     if max(counts) > 3 * min(counts):
         most, least = (listing.classes[counts.index(n)] for n in (max(counts), min(counts)))
         notes.append(f"uneven classes: {most} has {max(counts)} pictures, {least} has {min(counts)}")
-    if notes and strict and few:
-        raise ModelError(f"{listing.folder}: {notes[-1]} (strict was asked for)")
     return notes
 
 

@@ -19,9 +19,9 @@ from zeroforget.training import logits
 from zeroforget.training.seeding import seeded
 
 QUANTILES = 101
-DIRECTIONS = 64
+DIRECTIONS = 16
 """So many directions of a task's features are kept, those along which they spread most."""
-SHRINK = 0.1
+SHRINK = 0.3
 """Of the average variance, added to that of every direction: few pictures say little about most of them."""
 SAMPLE = 4096
 """At most so many pictures are measured."""

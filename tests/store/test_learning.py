@@ -1,0 +1,208 @@
+"""Learning into a folder: nothing learned before moves, an interruption costs nothing, mistakes are said in time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
+from zeroforget import nets
+from zeroforget.store import Model, ModelError, Watch, open_model
+from zeroforget.store.folder import TRAINING
+from zeroforget.training import Progress
+
+
+def test_the_first_task_makes_the_model_and_later_ones_move_nothing(model: Model, data: Path) -> None:
+    before = tree(model.path)
+    images = torch.stack([model.prepare(path) for path in sorted((data / "low").rglob("*.png"))])
+    answers = {task.name: model.logits(images, task.name) for task in model.tasks}
+    said: list[str] = []
+    watch = Watch(say=said.append, adds=lambda additions: said.extend(map(str, additions)))
+    facts = learn_more(model, data, "high", watch=watch)
+    after = tree(model.path)
+    assert {name: content for name, content in after.items() if name in before} == before
+    assert set(after) - set(before) == {
+        f"tasks/003-high/{name}" for name in ("task.json", *("born.safetensors", "probe.safetensors", "spread.safetensors"))
+    }  # fmt: skip
+    for name, logits in answers.items():
+        assert torch.equal(model.logits(images, name), logits)
+        assert torch.equal(open_model(model.path).logits(images, name), logits)
+    assert model.tasks[-1] == facts
+    assert any("features" in line and "bytes" in line and "inference costs +" in line for line in said)
+    assert not (model.path / TRAINING).exists()
+    assert model.verify()
+
+
+def test_what_is_said_to_be_added_is_added(model: Model, data: Path) -> None:
+    told: list[Any] = []
+    facts = learn_more(model, data, "high", growth=0.2, watch=Watch(adds=told.extend))
+    (addition,) = told
+    assert addition.weights == facts.weights
+    assert addition.operations == facts.operations
+    assert {axis: new - old for axis, (old, new) in addition.features.items()} == facts.born
+    assert addition.bytes < facts.files["born.safetensors"].bytes < addition.bytes + 3000
+
+
+class Stop(Exception):
+    """Stands for a kill: nothing of ours catches it."""
+
+
+def stop_in_epoch(number: int) -> Callable[[Progress], None]:
+    def progress(at: Progress) -> None:
+        if at.epoch == number and at.step == 1:
+            raise Stop
+
+    return progress
+
+
+def test_interrupted_and_gone_on_is_the_same_as_never_interrupted(copied: Callable[[], Model], data: Path) -> None:
+    whole, broken = copied(), copied()
+    learn_more(whole, data, "high")
+    before = tree(broken.path)
+    with pytest.raises(Stop):
+        learn_more(broken, data, "high", watch=Watch(training=stop_in_epoch(2)))
+    assert tree(broken.path) == before
+    epochs: list[int] = []
+    said: list[str] = []
+    learn_more(broken, data, "high", watch=Watch(say=said.append, training=lambda at: epochs.append(at.epoch)))
+    assert min(epochs) == 2
+    assert "going on with the training that was interrupted" in said
+    name = "tasks/003-high/born.safetensors"
+    assert tree(broken.path)[name] == tree(whole.path)[name]
+
+
+def test_other_pictures_or_options_start_over(model: Model, data: Path) -> None:
+    with pytest.raises(Stop):
+        learn_more(model, data, "high", watch=Watch(training=stop_in_epoch(2)))
+    epochs: list[int] = []
+    learn_more(model, data, "high", lr=0.01, watch=Watch(training=lambda at: epochs.append(at.epoch)))
+    assert min(epochs) == 0
+
+
+def test_a_damaged_checkpoint_is_removed_and_said(model: Model, data: Path) -> None:
+    with pytest.raises(Stop):
+        learn_more(model, data, "high", watch=Watch(training=stop_in_epoch(2)))
+    (file,) = (model.path / TRAINING).glob("phase-*")
+    file.write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelError, match="interrupted training is damaged"):
+        learn_more(model, data, "high")
+    learn_more(model, data, "high")
+    assert model.verify()
+
+
+def test_finish_takes_the_best_so_far(model: Model, data: Path) -> None:
+    with pytest.raises(ModelError, match="no interrupted training"):
+        learn_more(model, data, "high", finish=True, epochs=50)
+    with pytest.raises(Stop):
+        learn_more(model, data, "high", epochs=50, watch=Watch(training=stop_in_epoch(3)))
+    facts = learn_more(model, data, "high", epochs=50, finish=True)
+    assert facts.training["epochs"] == 4
+
+
+def test_a_search_takes_the_smallest_good_growth(model: Model, data: Path) -> None:
+    facts = learn_more(model, data, "high", growth=(0.0, 0.1, 0.2), epochs=2)
+    tried = facts.training["search"]
+    assert [row["growth"] for row in tried] == [0.0, 0.1, 0.2]
+    best = max(row["val_accuracy"] for row in tried)
+    smallest = min(row["growth"] for row in tried if row["val_accuracy"] >= best - 0.015)
+    assert facts.growth == smallest
+    assert model.verify()
+
+
+def test_a_growing_network_has_no_end(model: Model, tmp_path: Path) -> None:
+    for number in range(4, 8):
+        pictures = write_digits(tmp_path / str(number), (number, number + 1), 6)
+        model.learn(pictures, f"task {number}", **(LATER | {"epochs": 1, "growth": 0.5}))
+    widths = model.network().widths()
+    first = model.network().widths(0)
+    assert all(widths[axis] > 2.5 * first[axis] for axis in widths)
+    assert model.verify()
+
+
+def test_weights_to_start_from(tmp_path: Path, data: Path) -> None:
+    given = nets.build("small", (1, 8, 8))
+    for parameter in given.parameters():
+        parameter.data.fill_(0.01)
+    save_file(given.state_dict() | {"head.weight": torch.zeros(3)}, tmp_path / "start.safetensors")
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "low", weights=tmp_path / "start.safetensors", lr=1e-9, **{**QUICK, "epochs": 1})
+    first = model.dense("low").get_submodule("features.convolutions.0")
+    assert torch.allclose(first.get_parameter("weight"), torch.tensor(0.01), atol=1e-4)
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    for name, word in (("other", "lacks 'convolutions.0.weight'"), ("missing", "missing")):
+        with pytest.raises((ModelError, OSError), match=word):
+            open_model(tmp_path / "n").learn(data / "low", "low", weights=tmp_path / f"{name}.safetensors", **QUICK)
+    save_file(nets.build("small", (1, 8, 8), width=0.5).state_dict(), tmp_path / "half.safetensors")
+    with pytest.raises(ModelError, match=r"is the width the same\?"):
+        open_model(tmp_path / "n").learn(data / "low", "low", weights=tmp_path / "half.safetensors", **QUICK)
+    with pytest.raises(ModelError, match="first task only"):
+        model.learn(data / "high", "high", weights=tmp_path / "start.safetensors")
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "size": ({"size": 16}, "size 8, which cannot change"),
+    "network": ({"network": "lenet"}, "network small"),
+    "color": ({"gray": False}, "gray True"),
+    "growth": ({"growth": -1.0}, "growth"),
+    "held out": ({"held_out": 1.0}, "held_out"),
+    "device": ({"device": "cuda:9"}, "cuda"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_said_and_change_nothing(trained: Path, data: Path, mistake: str) -> None:
+    options, word = MISTAKES[mistake]
+    before = tree(trained)
+    with pytest.raises(ValueError, match=word):
+        open_model(trained).learn(data / "high", "high", **options)
+    assert tree(trained) == before
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", ".dot", "x" * 65, "new\nline"])
+def test_names_that_cannot_name_a_folder(trained: Path, data: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="cannot name a task"):
+        open_model(trained).learn(data / "high", name)
+
+
+def test_a_task_is_learned_once(trained: Path, data: Path) -> None:
+    with pytest.raises(ModelError, match="already, and learned tasks never change"):
+        open_model(trained).learn(data / "high", "low")
+
+
+def test_names_of_any_script(tmp_path: Path, data: Path) -> None:
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "zwölf Blüten", **QUICK)
+    assert model.tasks[0].folder == "001-zwölf_Blüten"
+    assert open_model(tmp_path / "m").predict(data / "low" / "digit0" / "000.png", "zwölf Blüten")[0].classes
+
+
+def test_a_first_task_that_fails_leaves_no_model(tmp_path: Path) -> None:
+    model = open_model(tmp_path / "m")
+    with pytest.raises(ModelError):
+        model.learn(tmp_path / "nothing", "low", **QUICK)
+    assert not (tmp_path / "m").exists()
+    assert model.tasks == ()
+    with pytest.raises(ModelError, match="there is no model"):
+        model.predict(b"")
+
+
+def test_a_colored_network_with_batch_norm(tmp_path: Path, data: Path) -> None:
+    model = open_model(tmp_path / "m")
+    more = {"network": "resnet18", "width": 0.05, "size": 12, "epochs": 1, "batch_size": 16}
+    model.learn(data / "low", "low", **more)
+    model.learn(data / "high", "high", epochs=1, flip=True, shift=1)
+    assert model.shape == (3, 12, 12)
+    assert model.verify()
+
+
+def test_task_json_is_readable(trained: Path) -> None:
+    values = json.loads((trained / "tasks" / "002-middle" / "task.json").read_text())
+    assert values["classes"] == ["digit2", "digit3", "digit4"]
+    assert values["preprocessing"]["size"] == [8, 8]
+    assert values["born"]

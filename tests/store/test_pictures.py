@@ -1,0 +1,106 @@
+"""Folders of class folders: what is in them, what is wrong with them, what is held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.store.helpers import write_digits
+from zeroforget.store.errors import ModelError
+from zeroforget.store.pictures import check, held_out, lesson, list_pictures, read_pictures, statistics
+
+GRAY = (1, 8, 8)
+
+
+def notes(folder: Path, *, strict: bool = False) -> str:
+    return "\n".join(check(read_pictures(list_pictures(folder), GRAY), strict=strict))
+
+
+def test_files_below_class_folders_in_any_depth(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 3)
+    (tmp_path / "digit0" / "more").mkdir()
+    (tmp_path / "digit0" / "000.png").rename(tmp_path / "digit0" / "more" / "x.png")
+    (tmp_path / "digit1" / ".hidden.png").write_bytes(b"")
+    (tmp_path / ".cache").mkdir()
+    listing = list_pictures(tmp_path)
+    assert listing.classes == ("digit0", "digit1")
+    assert listing.labels == (0, 0, 0, 1, 1, 1)
+
+
+def test_the_key_is_of_names_and_sizes_wherever_the_folder_lies(tmp_path: Path) -> None:
+    one, two = (write_digits(tmp_path / name, (0, 1), 3) for name in "ab")
+    assert list_pictures(one).key() == list_pictures(two).key()
+    (two / "digit0" / "000.png").write_bytes(b"shorter")
+    assert list_pictures(one).key() != list_pictures(two).key()
+
+
+def test_folders_that_are_no_classes(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a folder"):
+        list_pictures(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="no pictures"):
+        list_pictures(tmp_path / "empty")
+    for part in ("train", "val"):
+        write_digits(tmp_path / "parts" / part, (0, 1), 2)
+    with pytest.raises(ModelError, match=r"learn from .*train.*val.*--data"):
+        list_pictures(tmp_path / "parts")
+    one = write_digits(tmp_path / "one", (0,), 4)
+    with pytest.raises(ModelError, match="at least two"):
+        notes(one)
+
+
+def test_unreadable_pictures_are_skipped_counted_and_refused_above_a_twentieth(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 24)
+    (tmp_path / "digit0" / "000.png").write_bytes(b"")
+    (tmp_path / "digit1" / "readme.txt").write_text("no picture, and its name says so")
+    said = notes(tmp_path)
+    assert "000.png is empty" in said
+    assert "1 of 48 pictures cannot be read and are skipped" in said
+    assert "1 files that are no pictures" in said
+    with pytest.raises(ModelError, match="strict"):
+        notes(tmp_path, strict=True)
+    for number in range(1, 4):
+        (tmp_path / "digit0" / f"00{number}.png").write_bytes(b"broken")
+    with pytest.raises(ModelError, match=r"4 of 48 pictures .*more than 5%.*003.png is no picture"):
+        notes(tmp_path)
+
+
+def test_small_and_uneven_classes_are_named(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0,), 24)
+    write_digits(tmp_path, (1,), 5)
+    said = notes(tmp_path)
+    assert "few pictures to learn from: digit1 (5)" in said
+    assert "uneven classes: digit0 has 24 pictures, digit1 has 5" in said
+    with pytest.raises(ModelError, match="few"):
+        notes(tmp_path, strict=True)
+    write_digits(tmp_path, (2,), 1)
+    with pytest.raises(ModelError, match=r"'digit2' has 1 readable picture"):
+        notes(tmp_path)
+
+
+def test_the_held_out_part_follows_from_the_seed() -> None:
+    labels = torch.tensor([0] * 20 + [1] * 3 + [2] * 2)
+    aside = held_out(labels, 0.2, 7)
+    assert [int(aside[labels == c].sum()) for c in range(3)] == [4, 1, 1]
+    assert torch.equal(aside, held_out(labels, 0.2, 7))
+    assert not torch.equal(aside, held_out(labels, 0.2, 8))
+    assert int(held_out(labels, 0.99, 0)[labels == 1].sum()) == 2  # never all
+
+
+def test_a_lesson_normalizes_by_what_it_learns_from(tmp_path: Path) -> None:
+    for name, value in (("dark", 40), ("light", 200)):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            Image.new("L", (8, 8), value + number).save(tmp_path / name / f"{number}.png")
+    decoded = read_pictures(list_pictures(tmp_path), GRAY)
+    made = lesson("tones", decoded, share=0.2, seed=0, flip=False, shift=0)
+    images, _ = made.task.train.batch(torch.arange(len(made.task.train)))
+    normalized = made.task.prepare.test(images)
+    assert abs(float(normalized.mean())) < 1e-3
+    assert abs(float(normalized.std(correction=0)) - 1) < 1e-3
+    assert made.data.held_out == 4
+    assert made.data.counts == (10, 10)
+    assert statistics(torch.full((2, 1, 4, 4), 9, dtype=torch.uint8), torch.arange(2))[1] == (round(1 / 255, 6),)
