@@ -84,3 +84,11 @@ def test_epochs_save_only_what_moves() -> None:
     weights = sum(p.numel() for p in method.net.parameters())
     assert method.overhead().training == 2 * 32 * weights
     assert method.overhead().inference == 0
+
+
+def test_a_network_that_is_frozen_altogether_has_nothing_to_hold() -> None:
+    first, second, _ = helpers.tasks()
+    method = helpers.make("ewc", lambda: helpers.plain_net().requires_grad_(False))
+    for task in (first, second):
+        helpers.learn(method, task, regime=Regime(lr=0.05, epochs=2))
+    assert method.overhead().training == 0

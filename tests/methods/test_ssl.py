@@ -30,6 +30,11 @@ def test_inhibition_equals_a_double_loop() -> None:
     assert float(inhibition(h, alpha, 1.5)) == pytest.approx(by_double_loop(h, alpha, 1.5), rel=1e-5)
 
 
+def test_half_precision_does_not_blur_the_distance_between_neurons() -> None:
+    h, alpha = torch.rand(3, 700).bfloat16(), torch.zeros(700)
+    torch.testing.assert_close(inhibition(h, alpha, 2.0), inhibition(h.float(), alpha, 2.0))
+
+
 class Oddly(nn.Module):
     """Names that mean nothing, functional ReLUs, a BatchNorm and a dropout in between, one linear without a ReLU."""
 

@@ -53,6 +53,8 @@ def per_sample_moments(
     measure = {"square": torch.square, "abs": torch.abs}.get(power)
     if measure is None:
         raise ValueError(f"power is 'square' or 'abs', not '{power}'")
+    if not names:
+        return {}
     everything = dict(model.named_parameters()) | dict(model.named_buffers())
     values = {name: everything[name].detach() for name in names}
 

@@ -89,6 +89,7 @@ def _pooled(h: Tensor) -> Tensor:
 
 def inhibition(h: Tensor, importance: Tensor, sigma: float) -> Tensor:
     """1/M Σ_{i≠j} e^{−(α_i+α_j)} e^{−(i−j)²/2σ²} Σ_m h_i h_j for the activities h (M samples, neurons)."""
+    h = h.to(torch.promote_types(h.dtype, torch.float32))  # places beyond 256 are not exact in bfloat16
     place = torch.arange(h.shape[1], device=h.device, dtype=h.dtype)
     near = torch.exp(-(place[:, None] - place[None, :]).square() / (2 * sigma**2)).fill_diagonal_(0)
     free = h * torch.exp(-importance)
