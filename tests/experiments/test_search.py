@@ -36,7 +36,7 @@ class Bench:
             with seeded("learn", 0, index):
                 return method.learn(task, Fit(Regime(**(vars(REGIME) | {"lr": lr}))))
 
-        self.method, log = Search(self.method, task, learn, settings, start, file)()
+        self.method, log = Search(self.method, task, learn, REGIME.lr, settings, start, file)()
         return log
 
 
@@ -107,6 +107,13 @@ def test_learning_rates_that_diverge_are_passed_over_and_all_of_them_is_an_error
     with pytest.raises(Diverged, match="loss became"):
         bench.learn(1, settings, None)
     assert len(bench.method.specs) == 1
+
+
+def test_without_learning_rates_the_regimes_own_is_taken() -> None:
+    bench = Bench(second=False)
+    log = bench.learn(0, SearchSettings(True), 1.0)
+    assert bench.learned == ["lr-0.05"]
+    assert log.notes["hyperparameters"]["lr"] == REGIME.lr == 0.05
 
 
 def test_a_run_searches_when_its_file_says_so(tmp_path: Path) -> None:

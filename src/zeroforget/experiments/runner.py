@@ -160,6 +160,7 @@ class _Run:
             method,
             self.scenario.tasks[index],
             lambda trial, lr, name: self._learn(trial, index, lr, name),
+            self.config.regime.lr,
             self.config.search,
             start,
             self.folder.learning(index) / "search.json",

@@ -32,13 +32,14 @@ class SearchSettings:
     """What is tried, and how much plasticity may be given up."""
 
     enabled: bool = False
-    learning_rates: tuple[float, ...] = (0.1, 0.05, 0.01, 0.005)
+    learning_rates: tuple[float, ...] = ()
+    """Those to try; without any, the regime's own is taken as the best."""
     drop: float = 0.2
     """The share of fine-tuning's validation accuracy that may be lost for stability."""
     halvings: int = 10
 
     def __post_init__(self) -> None:
-        if not self.learning_rates or min(self.learning_rates) <= 0:
+        if min(self.learning_rates, default=1.0) <= 0:
             raise ValueError(f"[search] learning_rates must be positive numbers, not {list(self.learning_rates)}")
         if not 0 <= self.drop < 1 or self.halvings < 0:
             raise ValueError(f"[search] needs 0 <= drop < 1 and halvings >= 0, not {self.drop} and {self.halvings}")
@@ -59,12 +60,14 @@ class Trial:
 class Search:
     """The search for one task. Call it once: it returns the method that has learned the task.
 
-    `start` is the trade-off's configured value. With a `file`, finished trials are kept there and not repeated.
+    `lr` is the regime's learning rate, `start` the trade-off's configured value. With a `file`, finished trials are
+    kept there and not repeated.
     """
 
     method: Method
     task: Task
     learn: Learn
+    lr: float
     settings: SearchSettings = field(default_factory=SearchSettings)
     start: float | None = None
     file: Path | None = None
@@ -95,7 +98,7 @@ class Search:
     def _plasticity(self, finetune: bool) -> Trial:
         """The best learning rate; the earlier one in the list if two are equally good."""
         best: Trial | None = None
-        for lr in self.settings.learning_rates:
+        for lr in self.settings.learning_rates or (self.lr,):
             trial = self._try(f"lr-{lr:g}", lr, 0.0 if finetune else self.start, finetune)
             if best is None or _figure(trial) > _figure(best):
                 best = trial
