@@ -36,6 +36,8 @@ class Axes:
     """Those of them whose output a normalization reads."""
     coupled: frozenset[str]
     """Axes over which a statistic runs, so that new features are seen by old ones from the start."""
+    overwritten: frozenset[str]
+    """Layers whose output is changed in place afterwards."""
     kept: tuple[str, ...]
     """Layers whose output cannot grow."""
 
@@ -77,6 +79,7 @@ def find_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = ()) ->
         output=settle(labels[1], names),
         layers=tuple(watcher.layers),
         normalized=frozenset(watcher.normalized),
+        overwritten=frozenset(watcher.overwritten),
         coupled=frozenset(name for axis, name in names.items() if axis.coupled),
         kept=tuple(kept),
     )

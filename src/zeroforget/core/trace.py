@@ -39,6 +39,8 @@ class Watcher(TorchDispatchMode):
         """(module path, attribute) → the label of the number it holds, such as a convolution's groups."""
         self.normalized: set[str] = set()
         """Paths of layers whose output goes straight into a normalization."""
+        self.overwritten: set[str] = set()
+        """Paths of layers whose output an operator then changes in place."""
         self.layers: list[str] = []
         """Paths of the layers that write features, in the order they ran."""
         self.paths: list[str] = [""]
@@ -97,6 +99,8 @@ class Watcher(TorchDispatchMode):
         given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         given |= dict(zip(names, args, strict=False)) | (kwargs or {})
         operator = func._schema.name.removeprefix("aten::")
+        if operator.endswith("_") and args and id(args[0]) in self._producers:
+            self.overwritten.add(self._producers[id(args[0])])
         outs = [o for o in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(o, Tensor)]
         if not outs:
             return out
