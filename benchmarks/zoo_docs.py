@@ -1,0 +1,70 @@
+"""The page of the docs that says, architecture by architecture, what grows and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Architectures
+
+`grow` and `adopt` take a network as it is: they watch it run once, find out which dimensions of its parameters are the
+same features, and prove what they found on a copy before they return (see [design](design.md)). What cannot be followed
+is refused with the operator, the module and the remedy, or kept at its width with `unknown="keep"`.
+
+| pattern | what happens |
+|---|---|
+| residual sums, dense concatenation, shared modules | grow |
+| convolutions (1-D to 3-D, grouped, depthwise), linear layers, embeddings | grow; of grouped ones, whole groups |
+| BatchNorm, GroupNorm, LayerNorm, RMSNorm, channel first or last | grow; a statistic over features couples them |
+| squeeze and excitation, gates, layer scale | grow |
+| attention | MLP neurons and whole heads grow; `nn.MultiheadAttention` ties its heads to the residual stream |
+| class tokens, position embeddings, relative position biases | grow with the stream or the heads |
+| weight-standardized convolutions | grow, coupled |
+| channel shuffle | grows where the halves stay whole, else that trunk is kept |
+| recurrent layers, transposed convolutions, spectral operators | kept or refused |
+
+*Coupled* means that a statistic (a layer norm, say) runs over the features: earlier tasks are exact all the same, only
+the start of a later task is not the very function of the one before.
+"""
+NONE = """
+The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, which runs where either is installed:
+
+    PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --minutes 6 --workers 16
+    PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --docs docs/architectures.md
+"""
+
+
+def write(page: Path, results: Path) -> None:
+    """Write the page; with the results' table where there are results."""
+    text = HEAD + (_results(json.loads(results.read_text())) if results.is_file() else NONE)
+    page.write_text(text)
+
+
+def _results(found: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    lines = [
+        "\n## Models of torchvision and timm\n",
+        f"Converted, proved, grown by a second task and compared bit for bit on {found['date'][:10]} ({versions}; "
+        f"commit {found['commit']}) by\n\n    {found['command']}\n",
+        "*Axes* are runs of features that grow on their own; *kept* are layers whose width stays. Seconds are for "
+        "converting and proving on one CPU core, at the small input size given.\n",
+    ]
+    for library in sorted({row["library"] for row in found["models"]}):
+        rows = [row for row in found["models"] if row["library"] == library]
+        counts = {s: sum(r["status"] == s for r in rows) for s in sorted({r["status"] for r in rows})}
+        lines.append(f"### {library}: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "\n")
+        lines.append("| model | million weights | input | outcome | axes | coupled | kept | seconds | why |")
+        lines.append("|---|--:|--:|---|--:|--:|--:|--:|---|")
+        lines += [_line(row) for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    why = row["why"].replace("|", "/").replace("\n", " ")
+    why = why if len(why) <= 160 else why[:157] + "..."
+    return (
+        f"| {row['model']} | {row['weights'] / 1e6:.1f} | {row['size']} | {row['status']} | {row['axes']} | "
+        f"{row['coupled']} | {row['kept']} | {row['seconds']:.1f} | {why} |"
+    )

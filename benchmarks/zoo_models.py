@@ -1,0 +1,109 @@
+"""Which models the zoo converts, and how each is built: small inputs, no weights from anywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+SMALL = (
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "zepto",
+    "xxtiny",
+    "xxt",
+    "xtiny",
+    "xxs",
+    "tiny",
+    "_ti",
+    "xs",
+    "mini",
+    "small",
+)
+LARGE = ("large", "huge", "giant", "enormous", "gigantic", "base", "medium", "plus", "xl", "pruned", "dist", "_enc")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model to convert."""
+
+    library: str
+    family: str
+    model: str
+    weights: float
+    """About how many; for planning memory."""
+
+
+def choices(families: int) -> list[Choice]:
+    """All of torchvision's classification models, largest first, and one of each of timm's largest families."""
+    return sorted([*_torchvision(), *_timm(families)], key=lambda c: -c.weights)
+
+
+def _torchvision() -> Iterator[Choice]:
+    try:
+        from torchvision import models
+    except ImportError:
+        return
+    for name in models.list_models(module=models):
+        weights = models.get_model_weights(name).DEFAULT.meta["num_params"]
+        yield Choice("torchvision", re.split(r"[\d_]", name)[0], name, float(weights))
+
+
+def _timm(families: int) -> Iterator[Choice]:
+    try:
+        import timm
+    except ImportError:
+        return
+    found = {family: [n for n in timm.list_models(module=family) if "test_" not in n] for family in timm.list_modules()}
+    largest = sorted((f for f in found if found[f]), key=lambda f: (-len(found[f]), f))[:families]
+    for family in largest:
+        yield Choice("timm", family, min(found[family], key=_order), 40e6)
+
+
+def _order(name: str) -> tuple[float, int, str]:
+    """The models that say they are small first, those that say they are large last; then the shortest name."""
+    small = next((i for i, word in enumerate(SMALL) if word in name), len(SMALL))
+    large = 20 * sum(word in name for word in LARGE)
+    numbers = [int(n) for n in re.findall(r"\d+", name)]
+    resolution = max((n for n in numbers if n >= 160), default=0) / 100
+    return (small + large + resolution + sum(n for n in numbers if n < 160) / 100, len(name), name)
+
+
+def build(choice: Choice) -> tuple[Any, tuple[int, int, int]]:
+    """The classifier (of timm: the feature extractor) and the shape of its input, small where the model allows it."""
+    return _build_torchvision(choice.model) if choice.library == "torchvision" else _build_timm(choice.model)
+
+
+def _build_torchvision(name: str) -> tuple[Any, tuple[int, int, int]]:
+    from torchvision import models
+
+    size, options = 64, {}
+    if name.startswith("vit"):
+        size = 4 * int(name.rsplit("_", 1)[1])
+        options["image_size"] = size
+    elif name in ("alexnet", "inception_v3", "densenet121", "densenet161", "densenet169", "densenet201"):
+        size = 96
+    elif name == "maxvit_t":
+        size = 224
+    if name in ("inception_v3", "googlenet"):
+        options |= {"aux_logits": False, "init_weights": True}
+    return models.get_model(name, weights=None, **options), (3, size, size)
+
+
+def _build_timm(name: str) -> tuple[Any, tuple[int, int, int]]:
+    import timm
+
+    net = timm.create_model(name, pretrained=False, num_classes=0)
+    config = getattr(net, "pretrained_cfg", None) or {}
+    channels, size, _ = config.get("input_size", (3, 224, 224))
+    lowest = config.get("min_input_size")
+    if (
+        not config.get("fixed_input_size", False)
+        and lowest is None
+        and not re.search(r"vit|former|swin|attn|bot|halo", name)
+    ):
+        size = min(size, 96)
+    return net, (channels, size, size)

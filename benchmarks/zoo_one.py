@@ -1,0 +1,93 @@
+"""One model of the zoo: converted, proved, grown by a second task, and its first task compared bit for bit."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.zoo_models import Choice, build
+from zeroforget.core.adopt import adopt
+from zeroforget.core.axes import CannotGrow
+from zeroforget.core.grow import grow
+from zeroforget.core.network import GrowingNetwork
+
+
+def convert(choice: Choice) -> dict[str, Any]:
+    """A row of the results."""
+    torch.manual_seed(0)
+    plain, shape = build(choice)
+    plain.eval()
+    x = torch.randn(2, *shape)
+    row: dict[str, Any] = {"weights": sum(p.numel() for p in plain.parameters()), "size": shape[1]}
+    warnings.simplefilter("ignore")
+    began = time.monotonic()
+    try:
+        net, row["adopted"] = _take(choice, plain, x)
+    except CannotGrow as error:
+        return row | {"status": "refused", "why": str(error)[:900], "seconds": _since(began)}
+    row |= {"seconds": _since(began)} | _facts(net)
+    began = time.monotonic()
+    wrong = _grow_and_compare(net, plain, x)
+    row["trained"] = _since(began)
+    if wrong:
+        return row | {"status": "wrong", "why": wrong}
+    first = next(iter(net.axes.unfollowed.values()), "")
+    return row | {"status": "grown in part" if net.axes.kept else "grown", "why": first[:300]}
+
+
+def _take(choice: Choice, plain: nn.Module, x: Tensor) -> tuple[GrowingNetwork, bool]:
+    """A classifier is adopted with its own head; where that is not its last layer, its logits count as features."""
+    if choice.library == "torchvision":
+        try:
+            return adopt(plain, x, task="imagenet", unknown="keep"), True
+        except CannotGrow as error:
+            if "head" not in str(error):
+                raise
+    net = grow(plain, x, unknown="keep")
+    net.add_task("imagenet", 10)
+    return net.eval(), False
+
+
+def _facts(net: GrowingNetwork) -> dict[str, Any]:
+    axes = net.axes
+    return {
+        "axes": len(axes.sizes),
+        "coupled": len(axes.coupled),
+        "kept": len(axes.kept),
+        "reasons": {path: why[:160] for path, why in list(axes.unfollowed.items())[:4]},
+        "features": sum(axes.sizes.values()),
+    }
+
+
+def _grow_and_compare(net: GrowingNetwork, plain: nn.Module, x: Tensor) -> str:
+    """Teach a second task one step; what is wrong with the first one afterwards, or nothing."""
+    with torch.no_grad():
+        given = plain(x)
+        before = net(x, 0)
+        features = (
+            net.dense(0) if len(before) and before.shape == given.shape else net.dense(0).get_submodule("features")
+        )
+        if not torch.equal(features(x), given):
+            return "the converted network's outputs are not those of the given one"
+    net.add_task("more", 3, growth={axis: max(1, size // 20) for axis, size in net.axes.sizes.items()})
+    net.train()
+    step = torch.optim.SGD(net.newborn(), lr=0.01, momentum=0.9, weight_decay=0.1)
+    nn.functional.cross_entropy(net(x, 1), torch.tensor([0, 1])).backward()
+    if missing := [name for name, p in net.named_parameters() if p.grad is None]:
+        return f"no gradient reaches {missing[0]} and {len(missing) - 1} more"
+    step.step()
+    net.eval()
+    with torch.no_grad():
+        if not torch.equal(net(x, 0), before):
+            return "the first task's logits changed"
+        if net.axes.sizes and net.dense(1).get_submodule("features")(x).shape[0] != 2:
+            return "the second task does not run"
+    return ""
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 2)
