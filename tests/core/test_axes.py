@@ -285,3 +285,26 @@ def test_a_user_buffer_that_training_moves_stays_with_its_task() -> None:
     train(net, ROWS + 3)
     assert torch.equal(net(ROWS, 0), seen)
     assert torch.equal(net.dense(0)(ROWS), seen)
+
+
+def test_a_layer_overwritten_in_place_still_learns_its_normalization() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.next = nn.Conv2d(4, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.next(F.leaky_relu_(self.conv(x), 0.3))).mean((2, 3))
+
+    torch.manual_seed(0)
+    net = grow(InPlace(), IMAGES)
+    assert net.axes.overwritten == {"conv"}
+    net.add_task("0", 2)
+    train(net, IMAGES)
+    net.add_task("1", 2, growth={"conv": 1, "next": 2})
+    train(net, IMAGES)
+    net.double().train()
+    assert torch.autograd.gradcheck(
+        lambda *_: net(IMAGES.double(), 1), tuple(net.parameters()), fast_mode=True, nondet_tol=1e-12
+    )

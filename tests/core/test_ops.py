@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zeroforget.core.births import Places
 from zeroforget.core.grow import grow
 from zeroforget.core.layers import GrowingLayer
-from zeroforget.core.ops import Block, Geometry, grown_convolution, grown_linear
+from zeroforget.core.ops import Block, Geometry, grown
 
 
 def places(draw: st.DrawFn, size: int) -> tuple[Tensor, Tensor]:
@@ -61,10 +61,7 @@ def check(case: dict[str, Any], linear: bool) -> None:
     shift = block.new_out.take(bias, 0).clone().requires_grad_() if bias is not None and len(block.new_out) else None
 
     fast_x = x.clone().requires_grad_()
-    if linear:
-        out = grown_linear(fast_x, rows, cols, shift, weight, bias, block)
-    else:
-        out = grown_convolution(fast_x, rows, cols, shift, weight, bias, block, case["geometry"])
+    out = grown(fast_x, (rows, cols, shift), weight, bias, block, None if linear else case["geometry"])
     g = torch.randn_like(out)
     out.backward(g)
 

@@ -69,8 +69,9 @@ def twin_of(net: GrowingNetwork, growths: list[list[int]]) -> list[TwinLayer]:
             assert isinstance(norm, FeatureNorm)
             n = layer.grown.value.shape[0]
             twin.scale[task], twin.shift[task] = torch.ones(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-            twin.scale[task][norm.covered.index] = norm.scale.detach()
-            twin.shift[task][norm.covered.index] = norm.shift.detach()
+            if norm.scale is not None and norm.shift is not None:
+                twin.scale[task][norm.covered.index] = norm.scale.detach()
+                twin.shift[task][norm.covered.index] = norm.shift.detach()
         twins.append(twin)
     return twins
 
@@ -121,6 +122,12 @@ def test_values_and_gradients_agree_with_the_equations(
     torch.testing.assert_close(fast_x.grad, slow_x.grad, rtol=1e-12, atol=1e-12)
     for layer, twin in zip(layers_of(net), twins, strict=True):
         torch.testing.assert_close(whole_gradient(layer), twin.weight.grad, rtol=1e-12, atol=1e-12)
+        norm = layer.norms[-1]
+        assert isinstance(norm, FeatureNorm)
+        if norm.scale is not None and norm.shift is not None:
+            gamma, beta = (v[newest].grad[norm.covered.index] for v in (twin.scale, twin.shift))
+            torch.testing.assert_close(norm.scale.grad, gamma, rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(norm.shift.grad, beta, rtol=1e-12, atol=1e-12)
         if layer.grown_bias is not None and layer.grown_bias.rows is not None:
             assert twin.bias is not None
             assert twin.bias.grad is not None

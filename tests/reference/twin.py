@@ -82,6 +82,8 @@ def backward(layers: list[TwinLayer], flatten_at: int, repeat: int, x: Tensor, t
         layer.weight.requires_grad_(True)
         if layer.bias is not None:
             layer.bias.requires_grad_(True)
+        layer.scale[task].requires_grad_(True)
+        layer.shift[task].requires_grad_(True)
     h = x
     for i, layer in enumerate(layers):
         if i == flatten_at:

@@ -50,7 +50,7 @@ class Places:
         if self.start is not None:
             tensor.narrow(dim, self.start, len(self.index)).copy_(values)
         else:
-            tensor.index_copy_(dim, self.index.to(tensor.device), values)
+            tensor.index_copy_(dim, self.index.to(tensor.device), values.to(tensor.dtype))
 
 
 def select(tensor: Tensor, chosen: Sequence[tuple[int, Tensor]]) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from zeroforget.core.births import Places, select
 from zeroforget.core.labels import Label, births_of
-from zeroforget.core.ops import Geometry, grown_convolution, grown_linear
+from zeroforget.core.ops import Geometry, Scaling, autocast_dtype, grown
 from zeroforget.core.tensors import GrowingTensor
 
 Births = Mapping[str, Tensor]
@@ -69,6 +69,9 @@ class GrowingLayer(nn.Module):
         self.fn = fn
         self.norms = nn.ModuleList()
         self.groups: Label = 1
+        self.may_fold = True
+        """False where the network overwrites this layer's output in place, which folding needs for backward."""
+        self.folds = True
         self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
 
     @property
@@ -98,26 +101,32 @@ class GrowingLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The newest task's output, differentiable in its newborn parts."""
-        weight, bias = self.grown, self.grown_bias
-        weight.sync()
-        if bias is not None:
-            bias.sync()
-        shift, values = (None, None) if bias is None else (bias.rows, bias.value)
-        args = (weight.rows, weight.cols, shift, weight.value, values, weight.block)
-        if self._numbers is None:
-            return self._normalize(grown_linear(x, *args), -1)
-        x, geometry = self._geometry(x)
-        return self._normalize(grown_convolution(x, *args, geometry), 1)
-
-    def _normalize(self, y: Tensor, dim: int) -> Tensor:
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
-        if not len(norm.covered):
-            return y
-        scale, shift = norm.vectors(y.shape[dim])
-        shape = [1] * y.dim()
-        shape[dim] = -1
-        return y * scale.to(y.dtype).view(shape) + shift.to(y.dtype).view(shape)  # eq. (7)
+        born, bias = None, None
+        if self.grown_bias is not None:
+            born, bias = self.grown_bias.rows, self.grown_bias.synced()
+        parts = (self.grown.rows, self.grown.cols, born)
+        if self._numbers is None:
+            y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block)
+            return _normalize(y, norm, -1)
+        x, geometry = self._geometry(x)
+        if not len(norm.covered) or not self.folds:
+            y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block, geometry)
+            return _normalize(y, norm, y.dim() - 1 - len(geometry.stride))
+        # A convolution's output is larger than its weight, so the normalization goes into the weight.
+        scale, shift = norm.vectors(self.grown.value.shape[0])
+        scaling = Scaling(scale.detach(), shift.detach(), norm.covered)
+        assert norm.scale is not None
+        assert norm.shift is not None
+        learned = (scaling, norm.scale, norm.shift)
+        return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned)
+
+    def refresh(self) -> None:
+        """Fold the normalization in only while its scales are away from zero, by which its gradient divides."""
+        norm = self.norms[-1] if len(self.norms) else None
+        if self.may_fold and isinstance(norm, FeatureNorm) and norm.scale is not None:
+            self.folds = bool(norm.scale.detach().abs().min() > _SMALLEST_SCALE)
 
     def _geometry(self, x: Tensor) -> tuple[Tensor, Geometry]:
         """The convolution's numbers; padding that is not plain zeros on both sides is done here."""
@@ -146,6 +155,17 @@ class GrowingLayer(nn.Module):
             return folded, shift.clone() if bias is None else bias * scale + shift
 
 
+def _normalize(y: Tensor, norm: FeatureNorm, dim: int) -> Tensor:
+    """Equation 7 on a layer's output."""
+    if not len(norm.covered):
+        return y
+    scale, shift = norm.vectors(y.shape[dim])
+    shape = [1] * y.dim()
+    shape[dim] = -1
+    return y * scale.to(y.dtype).view(shape) + shift.to(y.dtype).view(shape)
+
+
+_SMALLEST_SCALE = 0.05
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_NUMBERS = ("stride", "padding", "dilation", "groups", "padding_mode", "_reversed_padding_repeated_twice")
 

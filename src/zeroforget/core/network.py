@@ -199,6 +199,14 @@ class GrowingNetwork(nn.Module):
             )
         yield from self.parameters()
 
+    def train(self, mode: bool = True) -> GrowingNetwork:
+        """Training mode or not, as for any module."""
+        super().train(mode)
+        for module in self.body.modules():
+            if mode and isinstance(module, GrowingLayer):
+                module.refresh()
+        return self
+
     def moving(self) -> dict[str, Tensor]:
         """Every tensor that learning the newest task changes: what is newborn, and that task's statistics."""
         moving = {name: p.detach() for name, p in self.named_parameters()}
@@ -332,7 +340,9 @@ class GrowingNetwork(nn.Module):
                 if is_layer(module):
                     bias = growing(path, "bias", own["bias"]) if "bias" in own else None
                     fn = "none" if path in self.axes.normalized or path not in self.axes.layers else self.fn
-                    made[id(module)] = GrowingLayer(module, growing(path, "weight", own["weight"]), bias, fn)
+                    layer = GrowingLayer(module, growing(path, "weight", own["weight"]), bias, fn)
+                    layer.may_fold = layer.folds = path not in self.axes.overwritten
+                    made[id(module)] = layer
                 elif is_norm(module):
                     prefix = f"{path}." if path else ""
                     names = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]

@@ -46,8 +46,21 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Feature normalization for a layer to fold in: scale and shift of all its outputs, and which of them are learned.
+
+    `scale` must be away from zero: the gradient of a scale is found from the layer's scaled output by dividing.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    covered: Places
+
+
 class _Grown(torch.autograd.Function):
-    """A layer's output; `rows`, `cols` and `shift` are there to receive gradients, their values already in `weight`."""
+    """A layer's output. `rows`, `cols`, `born`, `gamma` and `beta` are there to receive gradients: their values are
+    already in `weight`, `bias` and `scaling`."""
 
     @staticmethod
     def forward(
@@ -55,15 +68,21 @@ class _Grown(torch.autograd.Function):
         x: Tensor,
         rows: Tensor | None,
         cols: Tensor | None,
-        shift: Tensor | None,
+        born: Tensor | None,
+        gamma: Tensor | None,
+        beta: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         block: Block,
         geometry: Geometry | None,
+        scaling: Scaling | None,
     ) -> Tensor:
-        ctx.input_dtype = x.dtype
-        ctx.block, ctx.geometry = block, geometry
-        ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, shift)]
+        ctx.block, ctx.geometry, ctx.scaling = block, geometry, scaling
+        ctx.input_dtype, ctx.shape = x.dtype, x.shape
+        ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
+        if scaling is not None:  # eq. (7), folded: (γ W) x + (γ b + β)
+            weight = weight * scaling.scale.view(-1, *[1] * (weight.dim() - 1))
+            bias = scaling.shift if bias is None else torch.addcmul(scaling.shift, scaling.scale, bias)
         dtype = autocast_dtype(x)
         x, weight = _cast(x, dtype), _cast(weight, dtype)
         bias = None if bias is None else _cast(bias, dtype)
@@ -73,18 +92,18 @@ class _Grown(torch.autograd.Function):
         kept = x if ctx.whole else None
         if cols is not None and not ctx.whole:
             kept = block.new_in.take(x, _channel_dim(x, geometry)).contiguous()
-        ctx.shape = x.shape
+        out = _apply(x, weight, bias, geometry)
         # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
-        ctx.save_for_backward(kept, weight, rows, cols, shift)
-        return _apply(x, weight, bias, geometry)
+        ctx.save_for_backward(kept, weight, None if scaling is None else out, rows, cols, born, gamma, beta)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *_ = ctx.saved_tensors
-        block, geometry = ctx.block, ctx.geometry
-        need_x, need_rows, need_cols, need_shift = ctx.needs_input_grad[:4]
-        grad_x = grad_rows = grad_cols = grad_shift = None
+        x, weight, out, *_ = ctx.saved_tensors
+        block, geometry, scaling = ctx.block, ctx.geometry, ctx.scaling
+        need_x, need_rows, need_cols, need_born, need_gamma, need_beta = ctx.needs_input_grad[:6]
+        grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
         channel = _channel_dim(g, geometry)
         if need_x:
             grad_x = _input_gradient(g, weight, ctx.shape, geometry).to(ctx.input_dtype)
@@ -92,43 +111,67 @@ class _Grown(torch.autograd.Function):
             grad_rows, grad_cols = _grouped_gradients(g, x, weight, block, geometry, need_rows, need_cols)
         else:
             if need_rows:
-                grad_rows = _weight_gradient(block.new_out.take(g, channel), x, weight, geometry)
+                like = block.new_out.take(weight, 0)
+                grad_rows = _weight_gradient(block.new_out.take(g, channel), x, like, geometry)
             if need_cols:
                 new_x = block.new_in.take(x, _channel_dim(x, geometry)) if ctx.whole else x
-                grad_cols = _weight_gradient(block.old_out.take(g, channel), new_x, weight, geometry)
-        if need_shift:
-            grad_shift = block.new_out.take(g, channel).sum([d for d in range(g.dim()) if d != channel])
-        grads = [grad_rows, grad_cols, grad_shift]
+                like = block.new_in.take(block.old_out.take(weight, 0), 1)
+                grad_cols = _weight_gradient(block.old_out.take(g, channel), new_x, like, geometry)
+        if scaling is not None:
+            by_scale, total = _scale_gradients(g, out, scaling, channel)
+            grad_gamma, grad_beta = scaling.covered.take(by_scale, 0), scaling.covered.take(total, 0)
+            grad_born = block.new_out.take(total, 0) if need_born else None
+            grad_rows, grad_cols, grad_born = _scaled(scaling.scale, block, grad_rows, grad_cols, grad_born)
+        elif need_born:
+            grad_born = block.new_out.take(g, channel).sum([d for d in range(g.dim()) if d != channel])
+        grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
         cast = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
-        return (grad_x, *cast, None, None, None, None)
+        return (grad_x, *cast, None, None, None, None, None)
 
 
-def grown_linear(
+def _scaled(scale: Tensor, block: Block, *grads: Tensor | None) -> list[Tensor | None]:
+    """Gradients with respect to unscaled rows, columns and biases, from those with respect to scaled ones."""
+    rows, cols, born = grads
+    new, old = block.new_out.take(scale, 0), block.old_out.take(scale, 0)
+    return [
+        None if rows is None else rows * new.view(-1, *[1] * (rows.dim() - 1)),
+        None if cols is None else cols * old.view(-1, *[1] * (cols.dim() - 1)),
+        None if born is None else born * new,
+    ]
+
+
+def _scale_gradients(g: Tensor, out: Tensor, scaling: Scaling, channel: int) -> tuple[Tensor, Tensor]:
+    """dγ = Σ g · y and dβ = Σ g, where y = (out − β) / γ is the layer's output before it was scaled."""
+    inverse = scaling.scale.reciprocal()
+    if g.is_cuda and channel == 1:
+        # The reduction of a batch norm's backward is just this, in one pass over both tensors.
+        _, _, by_scale, total = torch.batch_norm_backward_reduce(
+            g, out, scaling.shift.float(), inverse.float(), scaling.scale.float(), False, True, True
+        )
+        return by_scale, total
+    rest = [d for d in range(g.dim()) if d != channel]
+    wide = scaling.scale.dtype
+    total = g.sum(rest, dtype=wide)
+    return ((g * out).sum(rest, dtype=wide) - scaling.shift * total) * inverse, total
+
+
+def grown(
     x: Tensor,
-    rows: Tensor | None,
-    cols: Tensor | None,
-    shift: Tensor | None,
+    parts: tuple[Tensor | None, Tensor | None, Tensor | None],
     weight: Tensor,
     bias: Tensor | None,
     block: Block,
+    geometry: Geometry | None = None,
+    scaling: tuple[Scaling, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """x W^T + b over the last dimension; gradients go to x and the newborn parts."""
-    out: Tensor = _Grown.apply(x, rows, cols, shift, weight, bias, block, None)  # type: ignore[no-untyped-call]
-    return out
+    """A linear layer over the last dimension, or with a geometry a convolution in one, two or three dimensions.
 
-
-def grown_convolution(
-    x: Tensor,
-    rows: Tensor | None,
-    cols: Tensor | None,
-    shift: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    block: Block,
-    geometry: Geometry,
-) -> Tensor:
-    """Convolution in one, two or three dimensions; gradients go to x and the newborn parts."""
-    out: Tensor = _Grown.apply(x, rows, cols, shift, weight, bias, block, geometry)  # type: ignore[no-untyped-call]
+    Gradients go to x and to the newborn `parts` (rows, columns, biases), whose values `weight` and `bias` already hold;
+    with a scaling also to its learned scale and shift.
+    """
+    folded, gamma, beta = scaling or (None, None, None)
+    args = (x, *parts, gamma, beta, weight, bias, block, geometry, folded)
+    out: Tensor = _Grown.apply(*args)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -147,16 +190,22 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry | 
 def _input_gradient(g: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry | None) -> Tensor:
     if geometry is None:
         return g.matmul(weight)
-    grad, _, _ = _convolution_backward(g, g.new_empty(1).expand(shape), weight, geometry, [True, False, False])
+    # Only its shape and layout are read; a real tensor, since layouts are told from strides.
+    layout = torch.channels_last if _channels_last(g) else torch.contiguous_format
+    x = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=layout)
+    grad, _, _ = _convolution_backward(g, x, weight, geometry, [True, False, False])
     return grad
 
 
-def _weight_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
-    """The gradient of a weight from x's channels to g's."""
+def _channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | None) -> Tensor:
+    """The gradient of a weight like this one, from x's channels to g's."""
     if geometry is None:
         return g.flatten(0, -2).t().mm(x.flatten(0, -2))
-    shape = (g.shape[1], x.shape[1] // geometry.groups, *weight.shape[2:])
-    _, grad, _ = _convolution_backward(g, x, weight.new_empty(1).expand(shape), geometry, [False, True, False])
+    _, grad, _ = _convolution_backward(g, x, like, geometry, [False, True, False])
     return grad
 
 
@@ -173,7 +222,7 @@ def _grouped_gradients(
         groups = len(block.new_out) // out_each
         inputs = x.narrow(1, (geometry.groups - groups) * in_each, groups * in_each)
         part = Geometry(geometry.stride, geometry.padding, geometry.dilation, groups)
-        return _weight_gradient(block.new_out.take(g, 1), inputs, weight, part), None
+        return _weight_gradient(block.new_out.take(g, 1), inputs, block.new_out.take(weight, 0), part), None
     whole = _weight_gradient(g, x, weight, geometry)
     rows = block.new_out.take(whole, 0).clone() if need_rows else None
     cols = block.new_in.take(block.old_out.take(whole, 0), 1).clone() if need_cols else None

@@ -26,6 +26,7 @@ class GrowingTensor(nn.Module):
     """
 
     value: Tensor
+    fresh: Tensor
     rows: nn.Parameter | None
     cols: nn.Parameter | None
 
@@ -41,10 +42,12 @@ class GrowingTensor(nn.Module):
         self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
         self.register_parameter("rows", None)
         self.register_parameter("cols", None)
-        # What fresh values look like: the spread of the network as it was given, for its number of inputs.
-        self.spread = float(self.value.double().std(correction=0)) if self.value.numel() > 1 else 0.0
-        self.center = float(self.value.double().mean())
-        self.full_inputs = self._inputs()
+        # What fresh values look like: spread and mean of the network as it was given, and how many inputs it had. In
+        # the state, so that a network loaded from it grows as the one that was saved would.
+        spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
+        facts = [float(spread), float(self.value.double().mean()), float(self._inputs())]
+        self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
+        self._low: Tensor | None = None
         self.task = -1
         self._row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
         self._col_births = self._no_births()
@@ -103,6 +106,7 @@ class GrowingTensor(nn.Module):
         return torch.zeros(1, dtype=torch.int64)
 
     def _open(self, task: int, rows: Tensor, cols: Tensor) -> None:
+        self._forget_low()
         self.task, self._row_births, self._col_births = task, rows, cols
         self.block = Block(
             new_out=Places.where(rows == task),
@@ -136,24 +140,57 @@ class GrowingTensor(nn.Module):
 
     def _fill(self, value: Tensor) -> None:
         """Fresh values with the spread of the given network: weights around zero, other parameters around theirs."""
+        spread, center, inputs = self.fresh.tolist()
         if value.dim() >= 2:
-            value.normal_(0.0, self.spread * math.sqrt(self.full_inputs / self._inputs()))
+            value.normal_(0.0, spread * math.sqrt(inputs / self._inputs()))
         else:
-            value.normal_(self.center, self.spread)
+            value.normal_(center, spread)
 
     def sync(self) -> None:
-        """Copy the newborn values into the whole. Through `.data`: a forward between another forward and its backward
-        writes the same values again, which must not look like a change to autograd."""
+        """Copy the newborn values into the whole."""
+        self._write(self.value.data)
+
+    def synced(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole with the newborn values in it, in a lower precision if asked for: its frozen part is converted once
+        and kept, so that a step converts only what is newborn."""
+        if dtype is None or dtype == self.value.dtype or self.value.dtype == torch.float64:
+            self.sync()
+            return self.value
+        if self._low is None or self._low.dtype != dtype or self._low.device != self.value.device:
+            self.sync()
+            self._low = self.value.to(dtype)
+        else:
+            self._write(self._low.data)
+        return self._low
+
+    def _write(self, whole: Tensor) -> None:
+        """Through `.data`: a forward between another forward and its backward writes the same values again, which must
+        not look like a change to autograd."""
         if self.rows is not None:
-            self.block.new_out.put(self.value.data, self.row, self.rows.data)
+            self.block.new_out.put(whole, self.row, self.rows.data)
         if self.cols is not None:
             if self.block.old_out.start is not None and self.block.new_in.start is not None:
-                old = self.block.old_out.take(self.value.data, self.row)
+                old = self.block.old_out.take(whole, self.row)
                 self.block.new_in.put(old, self.col, self.cols.data)
             else:
-                old = self.block.old_out.take(self.value.data, self.row).clone()
-                self.block.new_in.put(old, self.col, self.cols.data)
-                self.block.old_out.put(self.value.data, self.row, old)
+                old = self.block.old_out.take(whole, self.row).clone()
+                self.block.new_in.put(old, self.col, self.cols.data.to(old.dtype))
+                self.block.old_out.put(whole, self.row, old)
+
+    def _forget_low(self) -> None:
+        self._low = None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GrowingTensor:
+        self._forget_low()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget_low()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_low": None}
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.sync()
