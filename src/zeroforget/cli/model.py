@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
+FEW_LAYERS = 12
+"""`tasks` shows the features of each layer unasked if there are no more than this."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -185,7 +187,11 @@ def _figures(progress: Progress) -> str:
 
 
 @app.command("tasks")
-def tasks_command(model: ModelPath, as_json: Json = False) -> None:
+def tasks_command(
+    model: ModelPath,
+    layers: Annotated[bool, typer.Option("--layers", help="Features of each layer, however many.")] = False,
+    as_json: Json = False,
+) -> None:
     """List a model's tasks: classes, accuracy, features, what each added and when."""
     from zeroforget.store import open_model
 
@@ -194,32 +200,48 @@ def tasks_command(model: ModelPath, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([task.to_json() | {"hash": task.hash} for task in opened.tasks], indent=1))
         return
-    table = _table(
-        "task", ("classes", "right"), ("accuracy", "right"), ("features", "right"), ("added", "right"),
-        ("bytes", "right"), ("operations", "right"), "born",
-    )  # fmt: skip
+    table = _table("task", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes", "operations")), "born")
     total = 0
     for task in opened.tasks:
         added = sum(task.born.values())
         total += added
         table.add_row(
-            escape(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", str(total), f"+{added}",
-            f"{task.bytes:,}", f"{task.operations / 1e6:,.1f} M", task.learned.replace("T", " ").rstrip("Z"),
+            escape(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", f"{total} (+{added})",
+            f"+{task.bytes:,}", f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
         )  # fmt: skip
-    console.print(table)
-    backbone, whole = opened.backbone, sum(task.bytes for task in opened.tasks)
+    _show(table)
+    if opened.tasks and (layers or len(opened.tasks[0].born) <= FEW_LAYERS):
+        console.print()
+        _show(_layers(opened.tasks))
+    backbone, whole = opened.backbone, opened.bytes
     sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
     width = backbone.options.get("width", 1.0)
-    say(f"{backbone.network} at width {width:g}, {sides}; {whole:,} bytes; {opened.head[:16]}")
+    say(f"\n{backbone.network} at width {width:g}, {sides}; {whole:,} bytes; {opened.head[:16]}")
 
 
-def _table(*columns: str | tuple[str, Literal["right"]]) -> Table:
+def _layers(tasks: Sequence[TaskFacts]) -> Table:
+    """Features of each layer after each task."""
+    table = _table("features of", *(f">{task.name}" for task in tasks))
+    for axis in tasks[0].born:
+        widths = [sum(task.born.get(axis, 0) for task in tasks[: place + 1]) for place in range(len(tasks))]
+        table.add_row(escape(axis), *map(str, widths))
+    return table
+
+
+def _show(table: Table) -> None:
+    """All of it: elsewhere than in a terminal there is no width to fit into."""
+    from rich.console import Console
+
+    (console if console.is_terminal else Console(width=1000)).print(table)
+
+
+def _table(*columns: str) -> Table:
+    """A plain table; a column whose name begins with '>' is set to the right."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        name, side = column if isinstance(column, tuple) else (column, "left")
-        table.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
+    for name in columns:
+        table.add_column(escape(name.lstrip(">")), justify="right" if name.startswith(">") else "left", no_wrap=True)
     return table
 
 
@@ -339,8 +361,7 @@ def _print_csv(predictions: list[Prediction]) -> None:
 
 
 def _print_predictions(predictions: list[Prediction], *, guessed: bool) -> None:
-    columns = ["picture", *(["task", ("sure", "right")] if guessed else []), "class", ("", "right"), "next"]
-    table = _table(*columns)  # type: ignore[arg-type]
+    table = _table("picture", *(["task", ">sure"] if guessed else []), "class", ">", "next")
     for one in predictions:
         if one.error is not None:
             table.add_row(escape(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", escape(one.error))
@@ -349,7 +370,7 @@ def _print_predictions(predictions: list[Prediction], *, guessed: bool) -> None:
         guess = [escape(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
         others = ", ".join(f"{other} {100 * q:.1f} %" for other, q in rest)
         table.add_row(escape(one.source), *guess, escape(name), f"{100 * p:.1f} %", escape(others))
-    console.print(table)
+    _show(table)
 
 
 @app.command("export")
@@ -386,7 +407,7 @@ def ship_command(
         raise ValueError("name the newest task that the receiver has with --since, or ask for --all")
     opened = open_model(model)
     tasks = opened.ship(output, since)
-    size, whole = output.stat().st_size, sum(task.bytes for task in opened.tasks)
+    size, whole = output.stat().st_size, opened.bytes
     names = ", ".join(f"'{task.name}'" for task in tasks)
     say(f"wrote {output}: {names}, {size:,} bytes, {100 * size / whole:.1f} % of the model")
 

@@ -41,7 +41,8 @@ class Addition:
         text = f"{new} features, {self.weights:,} weights, {self.bytes:,} bytes"
         if self.before is None:
             return f"{text}; {self.operations:,} operations a picture"
-        return f"{text}; inference costs {100 * (self.operations / self.before - 1):+.1f} % of the task before"
+        more = 100 * (self.operations / self.before - 1)
+        return f"{text}; a picture costs {more:.1f} % more than in the task before"
 
 
 def prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]]) -> list[nn.Module]:

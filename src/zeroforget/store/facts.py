@@ -60,12 +60,12 @@ class ModelFacts:
     program: str
     weights: str | None
     """The sha256 of the file of weights that it started from."""
-    fresh: Mapping[str, tuple[float, float]]
-    """Parameter → spread and centre of its first values, which new features' values are drawn with."""
+    fresh: Mapping[str, tuple[float, ...]]
+    """Parameter → spread, mean and number of inputs of its first values, which new features' values are drawn by."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        fresh = {name: list(pair) for name, pair in self.fresh.items()}
+        fresh = {name: list(numbers) for name, numbers in self.fresh.items()}
         head = {"format": "zeroforget model", "version": VERSION}
         backbone = asdict(self.backbone) | {"shape": list(self.backbone.shape), "options": dict(self.backbone.options)}
         rest = {"seed": self.seed, "made": self.made, "program": self.program, "weights": self.weights}
@@ -280,12 +280,8 @@ def _one_of(fields: Fields, key: str, *known: str) -> str:
     return value
 
 
-def _fresh(fields: Fields) -> dict[str, tuple[float, float]]:
-    out = {}
-    for name in list(fields.values):
-        spread, centre = fields.numbers(name, least=2, most=2, low=-1e6, high=1e6)
-        out[name] = (spread, centre)
-    return out
+def _fresh(fields: Fields) -> dict[str, tuple[float, ...]]:
+    return {name: fields.numbers(name, least=3, most=3, low=-1e9, high=1e9) for name in list(fields.values)}
 
 
 def _growth(fields: Fields) -> float | dict[str, int]:

@@ -53,7 +53,13 @@ def place(aside: Path, final: Path) -> None:
     if aside.is_dir():
         sync(aside)
     aside.rename(final)
-    sync(final.parent)
+    try:
+        sync(final.parent)
+    except OSError as error:
+        raise ModelError(
+            f"{final} is written, but the disk did not confirm it ({error.strerror}); verify the model before you rely "
+            "on it"
+        ) from error
 
 
 def clear(folder: Path) -> None:

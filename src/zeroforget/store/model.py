@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.store import files, which
 from zeroforget.store.assembly import assemble_chain
-from zeroforget.store.errors import ModelError, Unreadable
+from zeroforget.store.errors import Damaged, ModelError, Unreadable
 from zeroforget.store.facts import Backbone, TaskFacts
-from zeroforget.store.folder import SPREAD, Chain, Folder
+from zeroforget.store.folder import MODEL, SPREAD, Chain, Folder
 from zeroforget.store.images import Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.lock import locked
@@ -28,6 +29,7 @@ from zeroforget.store.update import receive, ship
 from zeroforget.store.verify import Report, verify
 
 BATCH = 64
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,16 @@ class _State:
             return self._spread[task.name]
 
 
+@torch.no_grad()
+def _likely(state: _State, images: Tensor) -> dict[str, Tensor]:
+    away = {}
+    for facts in state.chain.tasks:
+        extract, prepare = state.dense(facts).get_submodule("features"), preparation(facts.preprocessing)
+        values = torch.cat([extract(prepare.test(part)) for part in images.split(BATCH)])
+        away[facts.name] = which.distance(values, state.spread(facts))
+    return which.rank(away, {facts.name: facts.calibration for facts in state.chain.tasks})
+
+
 class Model:
     """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
 
@@ -110,6 +122,15 @@ class Model:
             raise ModelError(f"there is no model in {self.path}")
         return self._state
 
+    def _reading(self, use: Callable[[_State], Result]) -> Result:
+        """Use the model as it is; if a task was taken back just before its files were read, look again."""
+        while True:
+            try:
+                return use(self._open())
+            except Damaged:
+                if not self.refresh():
+                    raise
+
     # What there is ---------------------------------------------------------------------------------------------
 
     @property
@@ -132,6 +153,12 @@ class Model:
         """Channels, height and width of its pictures."""
         return self.backbone.shape
 
+    @property
+    def bytes(self) -> int:
+        """What its files take on disk."""
+        places = [self.path / MODEL, *(file for task in self.tasks for file in self.folder.task(task).iterdir())]
+        return sum(path.stat().st_size for path in places)
+
     def task(self, name: str | int) -> TaskFacts:
         """A task by name, or by number counted from 1."""
         return self._open().chain.find(name)
@@ -142,8 +169,7 @@ class Model:
 
     def dense(self, task: str | int) -> nn.Module:
         """A task's own plain network, in eval mode; it takes normalized pictures and gives logits."""
-        state = self._open()
-        return state.dense(state.chain.find(task))
+        return self._reading(lambda state: state.dense(state.chain.find(task)))
 
     # Use -------------------------------------------------------------------------------------------------------
 
@@ -154,30 +180,23 @@ class Model:
     @torch.no_grad()
     def logits(self, images: Tensor, task: str | int) -> Tensor:
         """A task's logits for prepared pictures (bytes; batch, channels, height, width)."""
-        state = self._open()
-        facts = state.chain.find(task)
-        dense, prepare = state.dense(facts), preparation(facts.preprocessing)
+        facts = self.task(task)
+        dense, prepare = self.dense(facts.name), preparation(facts.preprocessing)
         return torch.cat([dense(prepare.test(part)) for part in images.split(BATCH)])
 
     def probabilities(self, images: Tensor, task: str | int) -> Tensor:
         """The probability of each of the task's classes, for prepared pictures."""
         return which.probabilities(self.logits(images, task), self.task(task).calibration)
 
-    @torch.no_grad()
     def likely_tasks(self, images: Tensor) -> dict[str, Tensor]:
         """Task → how likely each prepared picture belongs to it: a guess, from how far its features lie."""
-        state, away = self._open(), {}
-        for facts in state.chain.tasks:
-            extract, prepare = state.dense(facts).get_submodule("features"), preparation(facts.preprocessing)
-            values = torch.cat([extract(prepare.test(part)) for part in images.split(BATCH)])
-            away[facts.name] = which.distance(values, state.spread(facts))
-        return which.rank(away, {facts.name: facts.calibration for facts in state.chain.tasks})
+        return self._reading(lambda state: _likely(state, images))
 
     def predict(
         self, sources: Source | Iterable[Source], task: str | int | None = None, *, top: int = 3
     ) -> list[Prediction]:
         """The likeliest classes of each picture; without a task, of the task that is surest of it."""
-        if isinstance(sources, (str, bytes, os.PathLike)) or not isinstance(sources, Iterable):
+        if isinstance(sources, (str, builtins.bytes, os.PathLike)) or not isinstance(sources, Iterable):
             sources = [sources]
         facts = [self.task(task)] if task is not None else list(self.tasks)
         if not facts:

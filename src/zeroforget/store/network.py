@@ -62,13 +62,13 @@ def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
     if tensors.keys() != facts.fresh.keys():
         raise Damaged(where, "field 'fresh' does not name the parameters of its network")
     for name, tensor in tensors.items():
-        tensor.spread, tensor.center = facts.fresh[name]
+        tensor.fresh.copy_(torch.tensor(facts.fresh[name], dtype=torch.float64))
     return net
 
 
-def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, float]]:
+def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, ...]]:
     """What new values are drawn with, for model.json."""
-    return {name: (tensor.spread, tensor.center) for name, tensor in growing_tensors(net).items()}
+    return {name: tuple(tensor.fresh.tolist()) for name, tensor in growing_tensors(net).items()}
 
 
 def assemble(

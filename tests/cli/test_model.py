@@ -1,0 +1,164 @@
+"""The practitioner's commands: the tutorial's whole day, and what happens when something is wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tutorial import TUTORIAL, run, sessions, workplace
+from tests.store.helpers import QUICK, write_digits
+from zeroforget.store import open_model
+
+ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]
+
+
+def shape_of(text: str) -> str:
+    """The text without what differs from run to run: numbers, hashes, and which mistakes a short training leaves."""
+    text = re.sub(r"\b[0-9a-f]{16,64}\b", "HASH", text)
+    text = re.sub(r"^(photos/\S+).*$", r"\1", text, flags=re.MULTILINE)
+    return re.sub(r"[ \t]+", " ", re.sub(r"\d[\d,.]*", "N", text)).replace(" \n", "\n").strip()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with workplace() as folder:
+        yield folder
+
+
+def test_the_tutorial_prints_what_it_says_it_prints(place: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    blocks = sessions(TUTORIAL.read_text())
+    assert sum(len(block) for block in blocks) >= 15
+    for command, printed in (pair for block in blocks for pair in block):
+        output, code = run(command)
+        assert code == 0, (command, output)
+        assert shape_of(output) == shape_of(printed), command
+    model = open_model(place / "garden")
+    assert model.tasks[0].accuracy > 0.85
+    assert open_model(place / "phone").tasks[1].accuracy > 0.75
+
+
+def test_the_python_of_the_tutorial_runs(place: Path) -> None:
+    write_digits(place / "few", (0, 2))
+    open_model("garden").learn("few", "even", **QUICK)
+    code = re.search(r"```python\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
+    assert code is not None
+    text = code[1].replace("import zeroforget\n", "import types\n").replace("epochs=20", "epochs=1")
+    from zeroforget.store import open_model as opened
+
+    scope = {"zeroforget": type("module", (), {"open": staticmethod(opened)})}
+    exec(text, scope)  # our own page
+    assert [task.name for task in open_model("garden").tasks] == ["even"]
+
+
+@pytest.fixture(scope="module")
+def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two tasks beside the pictures it learned from."""
+    base = tmp_path_factory.mktemp("cli")
+    model = open_model(base / "garden")
+    for name, classes in (("low", (0, 1)), ("middle", (2, 3, 4))):
+        model.learn(write_digits(base / name, classes), name, **QUICK)
+    return base
+
+
+def test_predictions_for_programs(garden: Path) -> None:
+    pictures = f"{garden}/low/digit0/000.png {garden}/nothing.png"
+    output, code = run(f"zeroforget predict {garden}/garden --task low --top 2 --json {pictures}")
+    good, bad = json.loads(output)
+    assert code == 1
+    assert {one["class"] for one in good["classes"]} == {"digit0", "digit1"}
+    assert sum(one["probability"] for one in good["classes"]) == pytest.approx(1)
+    assert bad == {"picture": f"{garden}/nothing.png", "error": "is missing"}
+    output, _ = run(f"zeroforget predict {garden}/garden --csv {pictures}")
+    rows = list(csv.DictReader(io.StringIO(output)))
+    assert rows[0]["task"] in {"low", "middle"}
+    assert rows[-1]["error"] == "is missing"
+    output, code = run(f"zeroforget predict {garden}/garden --json {garden}/low")
+    assert code == 0
+    assert len(json.loads(output)) == 48
+    assert {task["task"] for task in json.loads(output)[0]["tasks"]} == {"low", "middle"}
+
+
+def test_tasks_and_verify_for_programs(garden: Path) -> None:
+    tasks = json.loads(run(f"zeroforget tasks {garden}/garden --json")[0])
+    assert [task["name"] for task in tasks] == ["low", "middle"]
+    report = json.loads(run(f"zeroforget verify {garden}/garden --json")[0])
+    assert report["holds"]
+    assert report["head"] == tasks[-1]["hash"]
+
+
+def test_verify_says_what_moved_and_exits_with_1(garden: Path) -> None:
+    head = open_model(garden / "garden").head
+    assert run(f"zeroforget verify {garden}/garden --is {head[:12]}")[1] == 0
+    output, code = run(f"zeroforget verify {garden}/garden --is {'0' * 12}")
+    assert (code, "not 000000000000" in output) == (1, True)
+    file = garden / "garden/tasks/001-low/born.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    output, code = run(f"zeroforget verify {garden}/garden")
+    file.write_bytes(whole)
+    assert code == 1
+    assert "✗ the files are those that were written: 1 damaged" in output
+    assert "born.safetensors is damaged: its content is not what was written" in output
+    assert run(f"zeroforget verify {garden}/garden")[1] == 0
+
+
+MISTAKES = {
+    "tasks {0}/nothing": "there is no model",
+    "learn {0}/garden {0}/nothing --task x": "is not a folder",
+    "learn {0}/garden {0}/low --task low": "already, and learned tasks never change",
+    "learn {0}/garden {0}/low --task x --growth much": "--growth wants a share",
+    "predict {0}/garden {0}/low --task birds": "no task 'birds'",
+    "verify {0}/garden --data low": "--data wants TASK=FOLDER",
+    "export {0}/garden -o {0}/x.onnx": "--all",
+    "ship {0}/garden -o {0}/x.zfu": "--since",
+    "receive {0}/garden {0}/garden/model.json": "is no update",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_mistakes_are_one_plain_sentence(garden: Path, command: str) -> None:
+    output, code = run(f"zeroforget {command.format(garden)}")
+    assert code == 2
+    assert MISTAKES[command] in output
+
+
+def test_a_search_prints_what_it_tried(garden: Path) -> None:
+    write_digits(garden / "high", (8, 9))
+    output, code = run(f"zeroforget learn {garden}/garden {garden}/high --task high --growth 0,0.1 --epochs 1")
+    assert code == 0
+    assert "growing by 0.1 adds" in output
+    assert output.count("(taken)") == 1
+    assert "2 earlier tasks unchanged" in output
+    assert run(f"zeroforget undo {garden}/garden --yes")[0].startswith("took back 'high'")
+
+
+def test_ctrl_c_leaves_the_model_and_offers_what_is_there(garden: Path) -> None:
+    write_digits(garden / "odd", (5, 7))
+    words = ["learn", str(garden / "garden"), str(garden / "odd"), "--task", "odd", "--epochs", "100000"]
+    with subprocess.Popen(
+        [*ZEROFORGET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    ) as process:
+        training = garden / "garden" / ".training"
+        while process.poll() is None and not any(training.glob("phase-*.safetensors")):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "is as it was, with 2 task(s)" in " ".join(told.split())
+    assert "--finish" in told
+    assert open_model(garden / "garden").verify()
+    assert len(open_model(garden / "garden").tasks) == 2
+    output, code = run(f"zeroforget {' '.join(words)} --finish")
+    assert (code, "going on with the training that was interrupted" in output) == (0, True)
+    run(f"zeroforget undo {garden}/garden --yes")

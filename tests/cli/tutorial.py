@@ -1,0 +1,93 @@
+"""Runs the commands of docs/tutorial.md in a folder of their own; as a program, writes their real output into it.
+
+python -m tests.cli.tutorial
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+_BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+TASKS = {"even": (0, 2, 4, 6, 8), "odd": (1, 3, 5, 7, 9)}
+
+
+def write_pictures(folder: Path) -> None:
+    """scikit-learn's digits as PNG files: the even ones and the odd ones, a folder for each class."""
+    digits = load_digits()
+    for task, numbers in TASKS.items():
+        for number in numbers:
+            place = folder / task / f"digit-{number}"
+            place.mkdir(parents=True)
+            for row, values in enumerate(digits.images[digits.target == number][:60]):
+                Image.fromarray((values / 16 * 255).round().astype(np.uint8)).save(place / f"{row:03d}.png")
+
+
+def run(command: str) -> tuple[str, int]:
+    """One line after a `$`, run in the current folder: its output and exit code."""
+    from zeroforget.cli import app
+
+    program, *words = [part for word in shlex.split(command) for part in _expanded(word)]
+    if program != "zeroforget":
+        raise ValueError(f"the tutorial runs zeroforget only, not {program}")
+    result = CliRunner().invoke(app, words, catch_exceptions=True)
+    if isinstance(result.exception, (ValueError, OSError)):
+        return result.output + f"error: {result.exception}\n", 2
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output, result.exit_code
+
+
+def _expanded(word: str) -> list[str]:
+    return sorted(map(str, Path().glob(word))) if "*" in word else [word]
+
+
+def sessions(text: str) -> list[list[tuple[str, str]]]:
+    """The console blocks: each a list of a command and the output printed below it."""
+    out = []
+    for block in _BLOCK.findall(text):
+        parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+        out.append([(part.partition("\n")[0], part.partition("\n")[2]) for part in parts])
+    return out
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder with the pictures, as the current one."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            write_pictures(Path("photos"))
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+
+
+def _printed(command: str) -> str:
+    output = run(command)[0]
+    return f"$ {command}\n" + "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+
+
+def main() -> None:
+    """Replace the output of every command by what it prints now."""
+    text = TUTORIAL.read_text()
+    with workplace():
+        new = _BLOCK.sub(lambda m: "```console\n" + "".join(_printed(c) for c, _ in sessions(m[0])[0]) + "```", text)
+    TUTORIAL.write_text(new)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

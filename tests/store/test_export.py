@@ -1,0 +1,92 @@
+"""Exported networks answer as the model does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from zeroforget.store import Model, ModelError, open_model
+from zeroforget.store import export as exporting
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def pixels(model: Model, data: Path) -> torch.Tensor:
+    return torch.stack([model.prepare(path) for path in sorted(data.rglob("*.png"))])
+
+
+def run(path: Path, images: torch.Tensor, **more: np.ndarray) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"pixels": (images.float() / 255).numpy(), **more})[0])
+
+
+def test_one_task_as_plain_onnx(trained: Path, data: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    path = model.export(tmp_path / "middle.onnx", "middle")
+    images = pixels(model, data / "middle")
+    for batch in (images, images[:1], images[:7]):
+        assert torch.allclose(run(path, batch), model.logits(batch, "middle"), rtol=0, atol=1e-5)
+    about = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    assert json.loads(about["classes"]) == ["digit2", "digit3", "digit4"]
+    preprocessing = json.loads(about["preprocessing"])
+    assert preprocessing["size"] == [8, 8]
+    assert preprocessing["mean"] == list(model.task("middle").preprocessing.mean)
+    assert about["task_hash"] == model.task("middle").hash
+
+
+def test_all_tasks_in_one_graph(trained: Path, data: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    path = model.export(tmp_path / "all.onnx")
+    images = pixels(model, data / "low")
+    for number, task in enumerate(model.tasks):
+        found = run(path, images, task=np.array(number))
+        assert torch.allclose(found, model.logits(images, task.name), rtol=0, atol=1e-5)
+    tasks = json.loads({entry.key: entry.value for entry in onnx.load(path).metadata_props}["tasks"])
+    assert [task["task"] for task in tasks] == ["low", "middle"]
+
+
+def test_a_torch_export_program(trained: Path, data: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    path = model.export(tmp_path / "low.pt2", "low", form="torch")
+    images = pixels(model, data / "low")
+    program = torch.export.load(path).module()
+    assert torch.allclose(program(images.float() / 255), model.logits(images, "low"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.soak
+def test_the_second_exporter_agrees(trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+
+    def gone(*_: object) -> bytes:
+        raise TypeError("export() got an unexpected keyword argument 'dynamo'")
+
+    monkeypatch.setattr(exporting, "_traced", gone)
+    model = open_model(trained)
+    images = pixels(model, data / "low")
+    path = model.export(tmp_path / "low.onnx", "low")
+    assert torch.allclose(run(path, images), model.logits(images, "low"), rtol=0, atol=1e-5)
+    path = model.export(tmp_path / "all.onnx")
+    assert torch.allclose(run(path, images, task=np.array(1)), model.logits(images, "middle"), rtol=0, atol=1e-5)
+
+
+def test_a_wrong_export_is_not_kept(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(trained)
+    monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
+    with pytest.raises(ModelError, match="it was not kept"):
+        model.export(tmp_path / "low.onnx", "low")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes(trained: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    with pytest.raises(ModelError, match="'onnx' or 'torch'"):
+        model.export(tmp_path / "a", "low", form="jpeg")
+    with pytest.raises(ModelError, match="one task each"):
+        model.export(tmp_path / "a", form="torch")
+    with pytest.raises(ModelError, match="no task 'x'"):
+        model.export(tmp_path / "a", "x")

@@ -1,0 +1,177 @@
+"""Random damage that knows the format: whatever a model.json, task.json or update says, nothing crashes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeroforget.store import ModelError, open_model
+from zeroforget.store.fields import sealed
+from zeroforget.store.folder import Folder
+from zeroforget.store.options import Watch
+from zeroforget.store.update import MAGIC, receive
+from zeroforget.store.verify import verify
+
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, -0.0, 1e300, 1e-300),
+    *("", "x", "../../etc", "\x00", "é" * 2000, "features", "0" * 64, [], {}, [[]], [0], [0, 0, 0], {"": ""}),
+    *(
+        [1e9] * 3,
+        [1, 512, 512],
+        ["a"] * 5,
+        {"a": {"b": {"c": []}}},
+        {"width": 1e9},
+        {"width": 15.0},
+        "vgg16",
+        "resnet50",
+    ),
+]
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at] * bool(at) + [place for key, one in inner for place in paths(one, (*at, key))]
+
+
+def mutated(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """One to three fields changed, removed, doubled or swapped."""
+    out = copy.deepcopy(values)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        places = paths(out)
+        place = draw.choice(places)
+        target: Any = out
+        for key in place[:-1]:
+            target = target[key]
+        old, way = target[place[-1]], draw.randrange(6)
+        if way == 0 and isinstance(target, dict):
+            del target[place[-1]]
+        elif way == 1 and isinstance(target, dict):
+            target[draw.choice(("more", "", "seal2"))] = old
+        elif way == 2 and isinstance(old, (int, float)):
+            target[place[-1]] = old * draw.choice((-1, 0, 2, 0.5, 1000)) + draw.choice((0, 1, 1e-9))
+        elif way == 3 and isinstance(old, list):
+            target[place[-1]] = old * 2 if draw.random() < 0.5 else old[:-1]
+        elif way == 4 and isinstance(old, str) and old:
+            spot = draw.randrange(len(old))
+            target[place[-1]] = old[:spot] + draw.choice("aZ0-\n\u2028") + old[spot + 1 :]
+        else:
+            target[place[-1]] = copy.deepcopy(draw.choice(ODD))
+    return out
+
+
+def broken(content: bytes, draw: random.Random) -> bytes:
+    """Bytes flipped, cut, doubled or inserted."""
+    spot, way = draw.randrange(len(content)), draw.randrange(4)
+    if way == 0:
+        return content[:spot] + bytes([draw.randrange(256)]) + content[spot + 1 :]
+    if way == 1:
+        return content[:spot]
+    if way == 2:
+        return content[:spot] + draw.randbytes(draw.randrange(1, 40)) + content[spot:]
+    return content[:spot] + content[draw.randrange(len(content)) :]
+
+
+def resealed(content: bytes, draw: random.Random) -> bytes:
+    """A sealed file with other values and a seal that fits them."""
+    values = json.loads(content)
+    values.pop("seal")
+    try:
+        return sealed(mutated(values, draw))
+    except (ValueError, TypeError):  # what JSON cannot hold
+        return broken(content, draw)
+
+
+def fuzz_model(path: Path, tries: int, seed: int) -> int:
+    """How many tries a model was still usable after; anything but ModelError is a failure."""
+    draw, usable = random.Random(seed), 0
+    files = [path / "model.json", *sorted(path.glob("tasks/*/task.json"))]
+    for number in range(tries):
+        file = draw.choice(files)
+        whole = file.read_bytes()
+        file.write_bytes(resealed(whole, draw) if draw.random() < 0.8 else broken(whole, draw))
+        try:
+            model = open_model(path)
+            model.network()
+            model.predict(b"")
+            usable += 1
+        except ModelError:
+            pass
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, try {number}: {file} {file.read_bytes()!r}") from error
+        verify_quietly(path, f"seed {seed}, try {number}")
+        file.write_bytes(whole)
+    assert verify(Folder(path))
+    return usable
+
+
+def verify_quietly(path: Path, where: str) -> None:
+    try:
+        verify(Folder(path))
+    except ModelError:
+        pass
+    except Exception as error:
+        raise AssertionError(where) from error
+
+
+def fuzz_updates(path: Path, update: Path, tries: int, seed: int) -> None:
+    """Updates with damage of every kind leave a model as it was."""
+    draw = random.Random(seed)
+    whole = update.read_bytes()
+    start = len(MAGIC) + 8
+    length = int.from_bytes(whole[len(MAGIC) : start], "big")
+    head, bad = open_model(path).head, update.with_suffix(".bad")
+    for number in range(tries):
+        if draw.random() < 0.7:
+            header = resealed(whole[start : start + length], draw)
+            bad.write_bytes(MAGIC + len(header).to_bytes(8, "big") + header + whole[start + length :])
+        else:
+            bad.write_bytes(broken(whole, draw))
+        if bad.read_bytes() == whole:
+            continue
+        try:
+            receive(Folder(path), bad, Watch())
+        except ModelError:
+            pass
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, try {number}") from error
+        if open_model(path).head != head:  # what changed did not matter; the model must be whole all the same
+            assert verify(Folder(path))
+            open_model(path).undo()
+        assert open_model(path).head == head
+
+
+@pytest.fixture
+def newest_only(trained: Path, tmp_path: Path) -> Path:
+    """A model of one task: there, a lie in task.json with a fresh seal breaks no chain, so that it is believed."""
+    path = shutil.copytree(trained, tmp_path / "model")
+    open_model(path).undo()
+    return path
+
+
+def test_some_odd_models(newest_only: Path) -> None:
+    fuzz_model(newest_only, 150, seed=0)
+
+
+def test_some_odd_updates(newest_only: Path, trained: Path, tmp_path: Path) -> None:
+    open_model(trained).ship(tmp_path / "u.zfu", since="low")
+    fuzz_updates(newest_only, tmp_path / "u.zfu", 100, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_many_odd_models(newest_only: Path, seed: int) -> None:
+    fuzz_model(newest_only, 2000, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_many_odd_updates(newest_only: Path, trained: Path, tmp_path: Path, seed: int) -> None:
+    open_model(trained).ship(tmp_path / "u.zfu", since="low")
+    fuzz_updates(newest_only, tmp_path / "u.zfu", 2000, seed)

@@ -1,0 +1,195 @@
+"""The model from Python: predictions, guesses of the task, several readers and one writer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.store.helpers import LATER, learn_more, tree
+from zeroforget.store import Locked, Model, ModelError, Watch, open_model
+from zeroforget.store.lock import locked
+
+
+def test_predictions_are_the_dense_networks(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    files = sorted((data / "middle").rglob("*.png"))[:10]
+    found = model.predict(files, "middle", top=2)
+    images = torch.stack([model.prepare(path) for path in files])
+    facts = model.task("middle")
+    mean, std = facts.preprocessing.mean[0], facts.preprocessing.std[0]
+    scores = model.dense("middle")((images.float() / 255 - mean) / std)
+    wanted = (scores.double() / facts.calibration.temperature).softmax(1)
+    for row, one in enumerate(found):
+        assert one.source == str(files[row])
+        assert one.label == facts.classes[int(scores[row].argmax())]
+        assert [p for _, p in one.classes] == pytest.approx(wanted[row].topk(2).values.tolist(), abs=1e-6)
+        assert one.tasks == ()
+    assert torch.allclose(model.probabilities(images, 2), wanted, atol=1e-6)
+
+
+def test_anything_that_is_a_picture_can_be_asked(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    path = data / "low" / "digit0" / "003.png"
+    answers = [model.predict(source, "low")[0].classes for source in (path, str(path), path.read_bytes())]
+    with Image.open(path) as picture:
+        answers.append(model.predict(picture, "low")[0].classes)
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_what_cannot_be_read_is_told_beside_the_others(trained: Path, data: Path) -> None:
+    found = open_model(trained).predict([b"nonsense", data / "low" / "digit0" / "000.png", "gone.png"], "low")
+    assert [one.error is None for one in found] == [False, True, False]
+    assert found[0].source == "picture 1"
+    assert "missing" in str(found[2].error)
+    assert open_model(trained).predict([b"nonsense"])[0].label == ""
+
+
+def test_without_a_task_the_likeliest_is_guessed_and_said_how_sure(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    right = total = 0
+    for name in ("low", "middle"):
+        for one in model.predict(sorted((data / name).rglob("*.png"))):
+            assert sum(p for _, p in one.tasks) == pytest.approx(1)
+            assert one.tasks[0][1] >= one.tasks[1][1]
+            assert one.task == one.tasks[0][0]
+            right, total = right + (one.task == name), total + 1
+    assert right / total > 0.7
+
+
+def test_unknown_tasks_and_empty_folders(trained: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    with pytest.raises(ModelError, match="no task 'birds' in this model; its tasks are: low, middle"):
+        model.predict(b"", "birds")
+    for use in (lambda: model.dense("x"), lambda: model.task(3), lambda: model.logits(torch.zeros(1), "x")):
+        with pytest.raises(ModelError):
+            use()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="holds no model"):
+        open_model(tmp_path / "empty").verify()
+
+
+def test_probabilities_are_not_surer_than_they_are_right(trained: Path) -> None:
+    for task in open_model(trained).tasks:
+        assert 0.05 <= task.calibration.temperature <= 20
+        assert list(task.calibration.quantiles) == sorted(task.calibration.quantiles)
+
+
+def test_undo_leaves_the_ones_before_bit_for_bit(model: Model, data: Path) -> None:
+    before, network = tree(model.path), model.dense("middle")
+    learn_more(model, data, "high")
+    assert model.undo() == "high"
+    assert tree(model.path) == before
+    for mine, theirs in zip(model.dense("middle").parameters(), network.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert [model.undo(), model.undo()] == ["middle", "low"]
+    with pytest.raises(ModelError, match="no task to take back"):
+        model.undo()
+    assert model.tasks == ()
+    model.learn(data / "low", "low", **LATER)  # the network is still the one it was made with
+    assert model.verify()
+    assert model.shape == (1, 8, 8)
+
+
+def test_readers_see_a_new_task_after_refresh_and_keep_what_they_have(model: Model, data: Path) -> None:
+    reader = open_model(model.path)
+    assert not reader.refresh()
+    held = reader.dense("low")
+    learn_more(model, data, "high")
+    assert [task.name for task in reader.tasks] == ["low", "middle"]
+    assert reader.refresh()
+    assert [task.name for task in reader.tasks] == ["low", "middle", "high"]
+    assert torch.equal(held(torch.ones(1, 1, 8, 8)), reader.dense("low")(torch.ones(1, 1, 8, 8)))
+    assert "high" in {one.task for one in reader.predict(sorted((data / "high").rglob("*.png")))}
+
+
+def test_readers_never_fail_while_tasks_come_and_go(model: Model, tmp_path: Path) -> None:
+    model.ship(tmp_path / "u.zfu", since="low")
+    stop, failures = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                reader = open_model(model.path)
+                assert 1 <= len(reader.tasks) <= 2
+                reader.dense("low")
+            except Exception as error:
+                failures.append(repr(error))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    writer = open_model(model.path)
+    for _ in range(6):
+        writer.undo()
+        writer.receive(tmp_path / "u.zfu")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_the_second_writer_waits_or_says_who_holds_it(model: Model, data: Path) -> None:
+    said: list[str] = []
+    with locked(model.path, "a test", wait=None, say=said.append):
+        with pytest.raises(Locked, match=rf"process {os.getpid()} on .* \('a test'"):
+            learn_more(model, data, "high", watch=Watch(wait=0.0))
+        with pytest.raises(Locked):
+            model.undo(watch=Watch(wait=0.3, say=said.append))
+        assert "waiting" in said[0]
+        assert model.predict(data / "low" / "digit0" / "000.png", "low")  # readers do not wait
+        assert model.verify()
+    assert model.undo(watch=Watch(wait=0.0)) == "middle"
+
+
+def test_a_writer_that_waits_gets_its_turn(model: Model) -> None:
+    ready, said = os.pipe(), []
+    pid = os.fork()
+    if pid == 0:
+        with locked(model.path, "another", wait=None, say=print):
+            os.write(ready[1], b"held")
+            time.sleep(0.5)
+            os._exit(0)
+    assert os.read(ready[0], 4) == b"held"
+    assert model.undo(watch=Watch(say=said.append)) == "middle"
+    os.waitpid(pid, 0)
+    assert f"process {pid}" in said[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write")
+def test_a_folder_that_may_not_be_written_can_be_read(trained: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        Path(folder).chmod(0o755)
+        model = shutil.copytree(trained, Path(folder) / "model")
+        for path in [model, *model.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        pid = os.fork()
+        if pid == 0:  # the child gives up its rights and reports by its exit code
+            code = 9
+            try:
+                code = _unprivileged(model)
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _unprivileged(path: Path) -> int:
+    os.setgroups([])
+    os.setegid(65534)
+    os.seteuid(65534)
+    model = open_model(path)
+    try:
+        model.undo()
+    except ModelError as error:
+        if "may not be written by this user; predict" not in str(error):
+            return 2
+    else:
+        return 1
+    return 0 if model.verify() else 3

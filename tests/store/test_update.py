@@ -1,0 +1,124 @@
+"""Updates: what was born since a task, for the exact ancestor and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.store.helpers import QUICK, learn_more, tree
+from zeroforget.core.grow import grow
+from zeroforget.store import Model, ModelError, open_model
+from zeroforget.store.facts import Backbone
+from zeroforget.store.network import example, plain_network
+from zeroforget.store.tensors import expected
+from zeroforget.store.update import MAGIC, read_update
+
+
+@pytest.fixture
+def pair(copied: Callable[[], Model]) -> tuple[Model, Model]:
+    """A model, and one deployed that is a task behind."""
+    ahead, behind = copied(), copied()
+    behind.undo()
+    return ahead, behind
+
+
+def test_an_update_makes_the_models_equal_file_by_file(pair: tuple[Model, Model], tmp_path: Path) -> None:
+    ahead, behind = pair
+    old = tree(behind.path)
+    tasks = ahead.ship(tmp_path / "u.zfu", since="low")
+    assert [task.name for task in tasks] == ["middle"]
+    new = behind.receive(tmp_path / "u.zfu")
+    assert [task.name for task in new] == ["middle"]
+    assert tree(behind.path) == tree(ahead.path)
+    assert {name: content for name, content in tree(behind.path).items() if name in old} == old
+    assert behind.verify()
+    assert behind.receive(tmp_path / "u.zfu") == ()  # again: nothing new
+    size = (tmp_path / "u.zfu").stat().st_size
+    assert size < tasks[0].bytes + (ahead.path / "tasks/002-middle/task.json").stat().st_size + 2000
+
+
+def test_the_whole_model_makes_a_new_one(trained: Path, tmp_path: Path) -> None:
+    open_model(trained).ship(tmp_path / "all.zfu")
+    received = open_model(tmp_path / "phone")
+    received.receive(tmp_path / "all.zfu")
+    assert tree(received.path) == tree(trained)
+    assert received.verify()
+
+
+def test_an_update_that_was_half_received_goes_on(trained: Path, tmp_path: Path) -> None:
+    open_model(trained).ship(tmp_path / "all.zfu")
+    half = open_model(tmp_path / "half")
+    half.receive(tmp_path / "all.zfu")
+    half.undo()
+    assert [task.name for task in half.receive(tmp_path / "all.zfu")] == ["middle"]
+    assert tree(half.path) == tree(trained)
+
+
+def test_another_ancestor_is_refused_and_the_right_one_named(
+    pair: tuple[Model, Model], data: Path, tmp_path: Path
+) -> None:
+    ahead, behind = pair
+    learn_more(ahead, data, "high")
+    ahead.ship(tmp_path / "late.zfu", since="middle")
+    ahead.ship(tmp_path / "both.zfu", since="low")
+    before = tree(behind.path)
+    with pytest.raises(ModelError, match=r"follows task 'middle' .* ends with 'low'.* ship --since low"):
+        behind.receive(tmp_path / "late.zfu")
+    with pytest.raises(ModelError, match="there is no model"):
+        open_model(tmp_path / "nothing").receive(tmp_path / "late.zfu")
+    assert tree(behind.path) == before
+    learn_more(behind, data, "high")
+    with pytest.raises(ModelError, match=r"brings 'middle' where this model has learned 'high'.*undo"):
+        behind.receive(tmp_path / "both.zfu")
+    other = open_model(tmp_path / "other")
+    other.learn(data / "low", "low", **(QUICK | {"seed": 5}))
+    with pytest.raises(ModelError, match="another model"):
+        other.receive(tmp_path / "both.zfu")
+    with pytest.raises(ModelError, match="nothing was learned since 'high'"):
+        ahead.ship(tmp_path / "none.zfu", since="high")
+
+
+def test_damaged_updates_change_nothing(pair: tuple[Model, Model], tmp_path: Path) -> None:
+    ahead, behind = pair
+    ahead.ship(tmp_path / "u.zfu", since="low")
+    content = (tmp_path / "u.zfu").read_bytes()
+    before = tree(behind.path)
+    places = [0, 5, len(MAGIC) + 2, len(MAGIC) + 7, 60, 300, len(content) // 2, len(content) - 1]
+    flipped = [content[:n] + bytes([content[n] ^ 4]) + content[n + 1 :] for n in places]
+    for number, damaged in enumerate([b"", content[:10], content[:-1], content + b"x", *flipped]):
+        (tmp_path / "bad.zfu").write_bytes(damaged)
+        with pytest.raises(ModelError):
+            behind.receive(tmp_path / "bad.zfu")
+        assert tree(behind.path) == before, number
+    with pytest.raises(ModelError, match="cannot be read"):
+        behind.receive(tmp_path / "missing.zfu")
+    assert behind.verify()
+
+
+def test_an_update_says_what_it_is(trained: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    model.ship(tmp_path / "u.zfu", since=1)
+    update = read_update(tmp_path / "u.zfu")
+    assert update.base == model.tasks[0].hash
+    assert update.head == model.head
+    assert not update.whole
+
+
+def test_five_percent_of_alexnet_against_the_whole(tmp_path: Path) -> None:
+    """At a sixteenth of the width, where it is quick: shares of features are the same at any width."""
+    backbone = Backbone("alexnet", {"width": 1 / 16}, (3, 64, 64))
+    net = grow(plain_network(backbone, 0), example(backbone))
+    sizes = []
+    for task, growth in enumerate((None, 0.05)):
+        net.add_task(f"task {task}", 10, growth)
+        sizes.append(sum(dtype.itemsize * _numel(shape) for dtype, shape in expected(net, task).values()))
+    assert sizes[1] < 0.13 * (sizes[0] + sizes[1])
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    out = 1
+    for size in shape:
+        out *= size
+    return out
