@@ -72,6 +72,7 @@ class GrowingLayer(nn.Module):
         self.may_fold = True
         """False where the network overwrites this layer's output in place, which folding needs for backward."""
         self.folds = True
+        self._room: Scaling | None = None
         self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
 
     @property
@@ -115,12 +116,28 @@ class GrowingLayer(nn.Module):
             y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block, geometry)
             return _normalize(y, norm, y.dim() - 1 - len(geometry.stride))
         # A convolution's output is larger than its weight, so the normalization goes into the weight.
-        scale, shift = norm.vectors(self.grown.value.shape[0])
-        scaling = Scaling(scale.detach(), shift.detach(), norm.covered)
         assert norm.scale is not None
         assert norm.shift is not None
-        learned = (scaling, norm.scale, norm.shift)
+        learned = (self._scaling(norm, autocast_dtype(x)), norm.scale, norm.shift)
         return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned)
+
+    def _scaling(self, norm: FeatureNorm, dtype: torch.dtype | None) -> Scaling:
+        """The normalization's present values, in tensors that are kept from step to step."""
+        assert norm.scale is not None
+        assert norm.shift is not None
+        value = self.grown.value
+        dtype = value.dtype if dtype is None or value.dtype == torch.float64 else dtype
+        room = self._room
+        if room is None or room.covered is not norm.covered or room.weight.dtype != dtype or not _alike(room, value):
+            features = value.shape[0]
+            ones, zeros = value.new_ones(features), value.new_zeros(features)
+            self._room = room = Scaling(ones, zeros, norm.covered, torch.empty_like(value, dtype=dtype))
+        norm.covered.put(room.scale.data, 0, norm.scale.data)
+        norm.covered.put(room.shift.data, 0, norm.shift.data)
+        return room
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_room": None}
 
     def refresh(self) -> None:
         """Fold the normalization in only while its scales are away from zero, by which its gradient divides."""
@@ -163,6 +180,11 @@ def _normalize(y: Tensor, norm: FeatureNorm, dim: int) -> Tensor:
     shape = [1] * y.dim()
     shape[dim] = -1
     return y * scale.to(y.dtype).view(shape) + shift.to(y.dtype).view(shape)
+
+
+def _alike(room: Scaling, value: Tensor) -> bool:
+    same = room.weight.shape == value.shape and room.weight.device == value.device
+    return same and room.scale.dtype == value.dtype and room.weight.stride() == value.stride()
 
 
 _SMALLEST_SCALE = 0.05

@@ -56,6 +56,8 @@ class Scaling:
     scale: Tensor
     shift: Tensor
     covered: Places
+    weight: Tensor
+    """Room for the scaled weight, in the precision that the layer computes in."""
 
 
 class _Grown(torch.autograd.Function):
@@ -81,7 +83,8 @@ class _Grown(torch.autograd.Function):
         ctx.input_dtype, ctx.shape = x.dtype, x.shape
         ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
         if scaling is not None:  # eq. (7), folded: (γ W) x + (γ b + β)
-            weight = weight * scaling.scale.view(-1, *[1] * (weight.dim() - 1))
+            column = scaling.scale.view(-1, *[1] * (weight.dim() - 1))
+            weight = torch.mul(weight, column, out=scaling.weight.data)
             bias = scaling.shift if bias is None else torch.addcmul(scaling.shift, scaling.scale, bias)
         dtype = autocast_dtype(x)
         x, weight = _cast(x, dtype), _cast(weight, dtype)

@@ -1,0 +1,138 @@
+"""One learning step: fine-tuning, growing, naive masks and the floor, in one run. `python -m benchmarks.steps --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.naive import NaiveMasks
+from benchmarks.timing import Step, captured, medians
+from zeroforget.core.grow import grow
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.nets import build
+
+CLASSES = 20
+
+
+def sgd(parameters: Iterator[nn.Parameter], device: str) -> torch.optim.Optimizer:
+    """Plain SGD as fast as torch has it."""
+    cuda = device == "cuda"
+    lr = torch.tensor(1e-3, device=device) if cuda else 1e-3
+    return torch.optim.SGD(list(parameters), lr=lr, fused=cuda)
+
+
+def step_of(
+    model: nn.Module, x: Tensor, y: Tensor, bf16: bool, optimizer: torch.optim.Optimizer | None, *args: Any
+) -> Step:
+    """Forward, backward, update."""
+
+    def step() -> None:
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
+            loss = F.cross_entropy(model(x, *args), y)
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    return step
+
+
+class Floor(nn.Module):
+    """Forward and the gradient with respect to activations alone: no weight gets a gradient."""
+
+    def __init__(self, net: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.net, self.head = net.requires_grad_(False), head.requires_grad_(False)
+        first = next(m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+        first.register_forward_hook(lambda _m, _a, y: y.detach().requires_grad_())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        out: Tensor = self.head(self.net(x))
+        return out
+
+
+def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str, Step]:
+    """Every side of the comparison, captured."""
+    torch.manual_seed(0)
+    device, shape = args.device, tuple(args.shape)
+    x = torch.randn(args.batch, *shape, device=device)
+    y = torch.randint(CLASSES, (args.batch,), device=device)
+    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    x = x.contiguous(memory_format=layout)
+
+    def plain() -> tuple[nn.Module, nn.Linear]:
+        net = build(args.network, shape, width=args.width).to(device).to(memory_format=layout)
+        return net, nn.Linear(_features(net, x), CLASSES, device=device)
+
+    def growing(fn: str, align: int) -> GrowingNetwork:
+        net = build(args.network, shape, width=args.width)
+        grown = grow(net, torch.randn(2, *shape), start=frozen, align=align, fn=fn)
+        grown.add_task("old", CLASSES)
+        grown.add_task("new", CLASSES, growth=grown.left())
+        return grown.to(device).to(memory_format=layout).train()
+
+    steps: dict[str, Step] = {}
+
+    def enter(name: str, model: nn.Module, trained: bool, *more: Any) -> None:
+        optimizer = sgd((p for p in model.parameters() if p.requires_grad), device) if trained else None
+        steps[name] = captured(step_of(model.train(), x, y, bf16, optimizer, *more))
+
+    enter("finetuning", nn.Sequential(*plain()), True)
+    enter("floor", Floor(*plain()), False)
+    enter("naive", NaiveMasks(*plain(), frozen), True)
+    for align in args.align:
+        for fn in ("none", "reused"):
+            name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
+            enter(name, growing(fn, align), True, "new")
+    return steps
+
+
+def _features(net: nn.Module, x: Tensor) -> int:
+    with torch.no_grad():
+        return int(net(x[:2]).shape[1])
+
+
+def main() -> None:
+    """Measure and print a table of ratios; write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", default="vgg16-tiny")
+    parser.add_argument("--shape", type=lambda s: [int(n) for n in s.split(",")], default=[3, 64, 64])
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--frozen", type=lambda s: [float(n) for n in s.split(",")], default=[0.95, 0.5])
+    parser.add_argument("--align", type=lambda s: [int(n) for n in s.split(",")], default=[1, 8])
+    parser.add_argument("--precision", default="bf16,tf32")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    rows = []
+    for precision in args.precision.split(","):
+        for frozen in args.frozen:
+            times = medians(contestants(args, frozen, precision == "bf16"), rounds=args.rounds)
+            base = times["finetuning"]
+            for name, ms in times.items():
+                rows.append({"precision": precision, "frozen": frozen, "step": name, "ms": ms, "ratio": ms / base})
+    print(f"{args.network} {args.shape} batch {args.batch} {args.device} channels_last={args.channels_last}")
+    for row in rows:
+        print(f"{row['precision']:5} {row['frozen']:4} {row['step']:12} {row['ms']:9.3f} ms {row['ratio']:6.3f}")
+    if args.out:
+        facts = {"args": {k: str(v) for k, v in vars(args).items()}, "torch": torch.__version__, "rows": rows}
+        args.out.write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Timing side by side: every contestant warmed up, captured as a CUDA graph where there is one, measured in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+Step = Callable[[], object]
+
+
+def captured(step: Step, warmup: int = 3) -> Step:
+    """The step as a CUDA graph; on the CPU the step itself."""
+    if not torch.cuda.is_available():
+        for _ in range(warmup):
+            step()
+        return step
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warmup):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay(kept_alive: Step = step) -> None:  # a graph does not own the tensors that it works on
+        graph.replay()
+
+    return replay
+
+
+def medians(steps: dict[str, Step], *, rounds: int = 15, seconds: float = 0.05) -> dict[str, float]:
+    """Milliseconds of each step: the median over rounds, in each of which all take their turn."""
+    repeats = {name: max(1, round(seconds / _once(step, 1))) for name, step in steps.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(_once(step, repeats[name]))
+    return {name: 1000 * statistics.median(values) for name, values in times.items()}
+
+
+def _once(step: Step, repeat: int) -> float:
+    if torch.cuda.is_available():
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(repeat):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1000 / repeat
+    began = time.perf_counter()
+    for _ in range(repeat):
+        step()
+    return (time.perf_counter() - began) / repeat
