@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core import rules as _rules  # noqa: F401  (fills the table of rules)
-from zeroforget.core.labels import Axis, Label, axes, axis_names, fix, settle
-from zeroforget.core.trace import Problem, Watcher, watch
+from zeroforget.core import movement as _movement  # noqa: F401  (both fill the table of rules)
+from zeroforget.core import rules as _rules  # noqa: F401
+from zeroforget.core.dense import hollow
+from zeroforget.core.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
+from zeroforget.core.remembered import remembered
+from zeroforget.core.trace import Watcher, watch
 
 
 class CannotGrow(ValueError):
     """Some feature axis cannot be followed; the message names the operator, the module and the remedy."""
+
+
+class Care(IntEnum):
+    """How carefully to treat the modules of a class whose code has sizes baked in."""
+
+    NAMED = 0
+    """Adapt the numbers that they remember, by names that speak of sizes."""
+    ALL = 1
+    """Adapt every number that fits."""
+    TIED = 2
+    """Let all that has the same size there grow together."""
+    WHOLE = 3
+    """Do not add to what their views make (heads)."""
+    STILL = 4
+    """Leave all features that they handle as they are."""
 
 
 @dataclass(frozen=True)
@@ -33,56 +53,168 @@ class Axes:
     layers: tuple[str, ...]
     """Modules that write features, in the order they ran."""
     normalized: frozenset[str]
-    """Those of them whose output a normalization reads."""
+    """Those of them that get no feature normalization: a normalization layer reads their output, or other code their
+    weight."""
     coupled: frozenset[str]
     """Axes over which a statistic runs, so that new features are seen by old ones from the start."""
     overwritten: frozenset[str]
     """Layers whose output is changed in place afterwards."""
     kept: tuple[str, ...]
     """Layers whose output cannot grow."""
+    unfollowed: Mapping[str, str] = field(default_factory=dict)
+    """Of those, the ones that would have to be kept by name, and why."""
 
 
-def find_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = ()) -> Axes:
-    """Trace `net` on a batch like `example`. Axes written by modules named in `keep` (or below them) do not grow."""
-    was = net.training
-    net.eval()
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
-    try:
-        watcher, out, labels = watch(net, _batch(example))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        net.train(was)
+def find_axes(
+    net: nn.Module,
+    example: Tensor,
+    *,
+    keep: Collection[str] = (),
+    unknown: str = "refuse",
+    care: Mapping[type[nn.Module], tuple[Care, str]] | None = None,
+) -> Axes:
+    """Trace `net` on a batch like `example`. Axes written by modules named in `keep` (or below them) do not grow.
+
+    What cannot be followed is refused, or with `unknown="keep"` stays as it is. `care` says of module classes how they
+    must be treated, and why.
+    """
+    watcher, out, labels = _watch(net, _batch(example))
     if out.dim() != 2:
         raise ValueError(
             f"a feature extractor must return (batch, features); this one returned {tuple(out.shape)}. "
             "End it with a global average or nn.Flatten()."
         )
-    named = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
+    found = _Found(net, watcher, dict(care or {}))
     _keep(watcher, keep)
-    _refuse(watcher.problems)
-    names: dict[Axis, str] = {}
-    for path in watcher.layers:
-        for tensor in (t for n, t in named.items() if n.rpartition(".")[0] == path):
-            for term in watcher.of(tensor):
-                for axis in axes(term):
+    found.tie()
+    found.give_up()
+    axes_found = found.settle(labels[1])
+    if unknown == "refuse":
+        refuse(axes_found)
+    return axes_found
+
+
+def refuse(found: Axes) -> None:
+    """Raise CannotGrow if something could not be followed, with all that has to be kept."""
+    if found.unfollowed:
+        why = next(iter(found.unfollowed.values()))
+        more = len(set(found.unfollowed.values())) - 1
+        others = f" ({more} more such place{'s' if more > 1 else ''})" if more else ""
+        raise CannotGrow(
+            f"{why}{others}. Pass keep={sorted(found.unfollowed)!r} to leave the features it touches as they are, or "
+            'unknown="keep" to do so for all that cannot be followed.'
+        )
+
+
+def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, tuple[Term, ...]]:
+    """Without storage if the network lets us, which takes no time; else for real."""
+    was = net.training
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
+    try:
+        try:
+            return watch(hollow(net).eval(), example.to("meta"))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return watch(net.eval(), example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        net.train(was)
+
+
+class _Found:
+    """A trace being turned into plain values."""
+
+    def __init__(self, net: nn.Module, watcher: Watcher, care: dict[type[nn.Module], tuple[Care, str]]) -> None:
+        self.net, self.watcher, self.care = net, watcher, care
+        self.names = [
+            *(n for n, _ in net.named_parameters(remove_duplicate=False)),
+            *(n for n, _ in net.named_buffers(remove_duplicate=False)),
+        ]
+        self.unfollowed: dict[str, str] = {}
+
+    def of(self, name: str) -> tuple[Term, ...]:
+        return self.watcher.of(self.watcher.named[name])
+
+    def handled(self, path: str) -> list[Term]:
+        """The labels that a module's own code meets: of its tensors and its plain layers' too."""
+        inside = [n for n in self.names if n.startswith(f"{path}." if path else "")]
+        depth = path.count(".") + (1 if path else 0)
+        near = [n for n in inside if n.count(".") <= depth + 1]
+        return [*chain.from_iterable(self.of(n) for n in near), *self.watcher.seen.get(path, {}).values()]
+
+    def level(self, module: nn.Module) -> Care:
+        return self.care.get(type(module), (Care.NAMED, ""))[0]
+
+    def tie(self) -> None:
+        """Dimensions of one size in a module that knows only one number for them become one."""
+        for path, module in self.net.named_modules():
+            if self.level(module) >= Care.TIED:
+                by_size: dict[int, Term] = {}
+                for term in self.handled(path):
+                    if any(axes(term)):
+                        try:
+                            unify(by_size.setdefault(size(term), term), term)
+                        except Clash:
+                            continue
+
+    def give_up(self) -> None:
+        """Fix what an operator without a rule touched, and what modules that need care handle."""
+        for problem in self.watcher.problems:
+            where = f"in module '{problem.path}'" if problem.path else "in the network's own forward"
+            self._still(problem.terms, f"cannot follow the operator '{problem.operator}' {where} ({problem.why})")
+        for path, module in self.net.named_modules():
+            level, why = self.care.get(type(module), (Care.NAMED, ""))
+            if level >= Care.WHOLE:
+                terms = self.handled(path)
+                found = [axis for term in terms for axis in axes(term) if level == Care.STILL or axis.parted]
+                self._still(found, why)
+
+    def _still(self, terms: Iterable[Term], why: str) -> None:
+        for axis in [axis for term in terms for axis in axes(term)]:
+            if axis.writers and axis.bound is None:
+                self.unfollowed.setdefault(axis.writers[0], why)
+            fix(axis)
+
+    def settle(self, output: Term) -> Axes:
+        watcher = self.watcher
+        for terms in (*(self.of(n) for n in self.names), *watcher.attributes.values()):
+            for term in terms:
+                choose(term)
+        names: dict[Axis, str] = {}
+        for path in watcher.layers:
+            for name in (n for n in self.names if _of(n, path)):
+                for axis in chain.from_iterable(axes(term) for term in self.of(name)):
                     if axis.writers and axis not in names:
                         first = min(axis.writers, key=watcher.layers.index)
                         names[axis] = _unique(first, names.values())
-    tensors = {name: tuple(settle(term, names) for term in watcher.of(tensor)) for name, tensor in named.items()}
-    attributes = {key: tuple(settle(t, names) for t in terms) for key, terms in watcher.attributes.items()}
-    kept = [p for p in watcher.layers if not any(any(axis_names(t[0])) for n, t in tensors.items() if _of(n, p) and t)]
-    return Axes(
-        sizes={name: axis.size for axis, name in names.items()},
-        tensors=tensors,
-        attributes=attributes,
-        output=settle(labels[1], names),
-        layers=tuple(watcher.layers),
-        normalized=frozenset(watcher.normalized),
-        overwritten=frozenset(watcher.overwritten),
-        coupled=frozenset(name for axis, name in names.items() if axis.coupled),
-        kept=tuple(kept),
-    )
+        tensors = {name: tuple(settle(term, names) for term in self.of(name)) for name in self.names}
+        sizes = {name: axis.size for axis, name in names.items()}
+        kept = [
+            p for p in watcher.layers if not any(any(axis_names(t[0])) for n, t in tensors.items() if _of(n, p) and t)
+        ]
+        return Axes(
+            sizes=sizes,
+            tensors=tensors,
+            attributes=self._attributes(names, sizes),
+            output=settle(output, names),
+            layers=tuple(watcher.layers),
+            normalized=frozenset(watcher.normalized),
+            overwritten=frozenset(watcher.overwritten),
+            coupled=frozenset(name for axis, name in names.items() if axis.coupled),
+            kept=tuple(kept),
+            unfollowed=dict(self.unfollowed),
+        )
+
+    def _attributes(
+        self, names: Mapping[Axis, str], sizes: Mapping[str, int]
+    ) -> dict[tuple[str, str], tuple[Label, ...]]:
+        pools = {
+            path: list(dict.fromkeys(settle(term, names) for term in self.handled(path)))
+            for path, _ in self.net.named_modules()
+        }
+        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) >= Care.ALL)
+        told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
+        return guessed | told
 
 
 def _of(name: str, path: str) -> bool:
@@ -100,37 +232,19 @@ def _unique(name: str, taken: Collection[str]) -> str:
 
 
 def _batch(example: Tensor) -> Tensor:
-    """At least two examples: a batch of one would read as a broadcast dimension."""
-    return example if len(example) > 1 else torch.cat([example, example])
+    """Two examples: a batch of one would read as a broadcast dimension."""
+    return example[:2] if len(example) > 1 else torch.cat([example, example])
 
 
 def _keep(watcher: Watcher, keep: Collection[str]) -> None:
     if isinstance(keep, str):
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
-    known = set()
     every = {axis for labels in watcher._labels.values() for term in labels for axis in axes(term) if axis.writers}
     for axis in every:
-        for path in keep:
-            if any(w == path or w.startswith(path + ".") or path == "" for w in axis.writers):
-                known.add(path)
-                fix(axis)
-    for path in set(keep) - known:
-        if not any(layer == path or layer.startswith(path + ".") for layer in watcher.layers):
+        if any(w == path or w.startswith(path + ".") or path == "" for path in keep for w in axis.writers):
+            fix(axis)
+    for path in keep:
+        if path and not any(layer == path or layer.startswith(path + ".") for layer in watcher.layers):
             near = difflib.get_close_matches(path, watcher.layers, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise ValueError(f"keep names '{path}', but no layer of that path writes features{hint}")
-
-
-def _refuse(problems: list[Problem]) -> None:
-    for problem in problems:
-        free = [axis for term in problem.terms for axis in axes(term)]
-        if not free:
-            continue
-        written = sorted({axis.writers[0] for axis in free if axis.writers})
-        where = f"in module '{problem.path}'" if problem.path else "in the network's own forward"
-        remedy = (
-            f"pass keep={written!r} to leave the features it touches as they are"
-            if written
-            else ("it works on parameters before they are used: rewrite it with the usual layers")
-        )
-        raise CannotGrow(f"cannot follow the operator '{problem.operator}' {where} ({problem.why}); {remedy}.")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from zeroforget.core.labels import Concat, Label, Named, Product
 
 _NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
@@ -38,6 +43,19 @@ def numbers(
 
     `told` holds those that no tensor shows, such as a convolution's groups, as the trace found them.
     """
+    found = _numbers(module, shapes, told)
+    rest = {name: value for name, value in told.items() if name not in found and hasattr(module, name)}
+    return found | {name: _like(getattr(module, name), value) for name, value in rest.items()}
+
+
+def _like(before: Any, sizes: tuple[int, ...]) -> Any:
+    """A remembered size in the form it had: a number, a tuple or a list."""
+    return type(before)(sizes) if isinstance(before, (tuple, list)) else sizes[0]
+
+
+def _numbers(
+    module: nn.Module, shapes: Mapping[str, tuple[int, ...]], told: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
     one = {name: value[0] for name, value in told.items()}
     weight = shapes.get("weight", ())
     if isinstance(module, nn.Linear):
@@ -52,6 +70,8 @@ def numbers(
     if is_norm(module):
         found = next((shapes[n] for n in ("weight", "running_mean") if shapes.get(n)), None)
         return {} if found is None else {"num_features": found[0]}
+    if isinstance(module, nn.PReLU):
+        return {"num_parameters": weight[0]}
     if isinstance(module, nn.Embedding):
         return {"num_embeddings": weight[0], "embedding_dim": weight[1]}
     return {}
@@ -63,3 +83,76 @@ def set_tensor(module: nn.Module, name: str, value: Tensor) -> None:
         module.register_parameter(name, nn.Parameter(value.detach(), requires_grad=False))
     else:
         module.register_buffer(name, value.detach(), persistent=name not in module._non_persistent_buffers_set)
+
+
+def caches(net: nn.Module) -> Iterator[dict[Any, Any]]:
+    """Dictionaries in which modules keep tensors they computed: they survive a copy and would be wrong in it."""
+    for module in net.modules():
+        for name, value in vars(module).items():
+            if name.startswith("_") and name in _OWN:
+                continue
+            if isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values()):
+                yield value
+
+
+def forget_caches(net: nn.Module) -> nn.Module:
+    """The network, with nothing left of earlier inputs."""
+    for cache in list(caches(net)):
+        cache.clear()
+    return net
+
+
+_OWN = frozenset(vars(nn.Module()))
+
+
+def measure(label: Label, widths: Mapping[str, int]) -> int:
+    """How many elements a dimension has when its axes have these widths."""
+    match label:
+        case int():
+            return label
+        case Named(name):
+            return widths[name]
+        case Concat(parts):
+            return sum(measure(p, widths) for p in parts)
+        case Product(factors):
+            return math.prod(measure(f, widths) for f in factors)
+
+
+def hollow(net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None) -> nn.Module:
+    """A copy of the network without storage; tensors named in `shapes` get these instead of their own.
+
+    Nothing is copied on the way, and what is tied stays tied.
+    """
+    made: dict[int, Any] = {}
+    named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if id(tensor) not in made:
+            shape = tuple(tensor.shape) if shapes is None else shapes.get(name, tuple(tensor.shape))
+            empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
+            made[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+    for module in net.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and id(value) not in made:
+                made[id(value)] = torch.empty_like(value, device="meta")
+    return forget_caches(copy.deepcopy(net, made))
+
+
+def reshaped(
+    net: nn.Module,
+    tensors: Mapping[str, tuple[Label, ...]],
+    attributes: Mapping[tuple[str, str], tuple[Label, ...]],
+    widths: Mapping[str, int],
+) -> nn.Module:
+    """A hollow copy with these widths: to see whether it runs and what its axes are."""
+    shapes = {name: tuple(measure(label, widths) for label in labels) for name, labels in tensors.items()}
+    copied = hollow(net, shapes)
+    for path, module in copied.named_modules():
+        own = {n: tuple(t.shape) for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None}
+        told = {
+            attribute: tuple(measure(label, widths) for label in labels)
+            for (where, attribute), labels in attributes.items()
+            if where == path
+        }
+        for attribute, value in numbers(module, own, told).items():
+            setattr(module, attribute, value)
+    return copied.eval()

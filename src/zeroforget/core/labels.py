@@ -6,8 +6,9 @@ logic programming. `settle` turns the outcome into plain values.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -27,6 +28,8 @@ class Axis:
     """Paths of the modules that compute these features, in the order they ran."""
     coupled: bool = False
     """Some statistic over the axis (a layer norm, a softmax) lets its features see each other."""
+    parted: bool = False
+    """It came out of a view that cut a wider axis into factors, such as heads."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,7 @@ def unify(a: Term, b: Term) -> None:
         raise Clash(f"{size(a)} against {size(b)}")
     if isinstance(a, Axis) and isinstance(b, Axis):
         b.bound = a
-        a.writers += [w for w in b.writers if w not in a.writers]
-        a.coupled |= b.coupled
+        _inherit(a, b)
     elif isinstance(a, Axis):
         _bind(a, b)
     elif isinstance(b, Axis):
@@ -143,13 +145,13 @@ def unify(a: Term, b: Term) -> None:
     elif isinstance(a, int) or isinstance(b, int):
         fix(a)
         fix(b)
-    elif isinstance(a, Sum) and isinstance(b, Sum) and [*map(size, a.parts)] == [*map(size, b.parts)]:
-        for p, q in zip(a.parts, b.parts, strict=True):
+    elif isinstance(a, Sum) and isinstance(b, Sum):
+        seams = sorted({*_seams(a), *_seams(b)})
+        sizes = [end - start for start, end in zip([0, *seams], seams, strict=False)]
+        for p, q in zip(cut(a, sizes), cut(b, sizes), strict=True):
             unify(p, q)
-    elif isinstance(a, Prod) and isinstance(b, Prod):
-        _align(a, b)
     else:
-        raise Clash("a concatenation against something else")
+        _align(a.factors if isinstance(a, Prod) else (a,), b.factors if isinstance(b, Prod) else (b,))
 
 
 def _bind(axis: Axis, term: Term) -> None:
@@ -158,13 +160,18 @@ def _bind(axis: Axis, term: Term) -> None:
         raise Clash("an axis inside itself")
     axis.bound = term
     for other in inner:
-        other.writers += [w for w in axis.writers if w not in other.writers]
-        other.coupled |= axis.coupled
+        _inherit(other, axis)
 
 
-def _align(a: Prod, b: Prod) -> None:
+def _inherit(axis: Axis, other: Axis) -> None:
+    axis.writers += [w for w in other.writers if w not in axis.writers]
+    axis.coupled |= other.coupled
+    axis.parted |= other.parted
+
+
+def _align(a: tuple[Term, ...], b: tuple[Term, ...]) -> None:
     """Walk two products from the left, splitting the larger factor where their sizes differ."""
-    left, right = list(a.factors), list(b.factors)
+    left, right = list(a), list(b)
     while left and right:
         x, y = resolve(left.pop(0)), resolve(right.pop(0))
         if size(x) > size(y):
@@ -177,7 +184,7 @@ def _align(a: Prod, b: Prod) -> None:
 
 
 def split(term: Term, first: int) -> tuple[Term, Term]:
-    """A factor as (first, rest). Of an axis the leading part stays an axis: new features go to its end."""
+    """A dimension as a product (first, rest). Which factor of an axis grows is left open: `choose` decides."""
     term = resolve(term)
     rest = size(term) // first
     if first * rest != size(term):
@@ -186,11 +193,99 @@ def split(term: Term, first: int) -> tuple[Term, Term]:
         case int():
             return first, rest
         case Axis():
-            lead = Axis(first, writers=list(term.writers), coupled=term.coupled)
-            term.bound = Prod((lead, rest))
-            return lead, rest
-        case Prod() | Sum():
-            raise Clash("a compound factor cannot be split")
+            lead, last = (Axis(n, None, list(term.writers), term.coupled, parted=True) for n in (first, rest))
+            term.bound = Prod((lead, last))
+            return lead, last
+        case Prod(factors):
+            return _split_product(factors, first)
+        case Sum(parts):
+            if len(parts) == first and len({size(p) for p in parts}) == 1:
+                for part in parts[1:]:  # b and b again are two times b
+                    unify(parts[0], part)
+                return first, resolve(parts[0])
+            pieces = [split(p, _divided(size(p), rest)) for p in parts]
+            for _, last in pieces[1:]:
+                unify(pieces[0][1], last)
+            return total([resolve(lead) for lead, _ in pieces]), resolve(pieces[0][1])
+
+
+def _split_product(factors: tuple[Term, ...], first: int) -> tuple[Term, Term]:
+    lead: list[Term] = []
+    rest = list(factors)
+    while (have := math.prod(size(f) for f in lead)) < first:
+        factor = resolve(rest.pop(0))
+        if have * size(factor) > first:
+            factor, left = split(factor, _divided(first, have))
+            rest.insert(0, left)
+        lead.append(factor)
+    if have != first:
+        raise Clash("a view cuts through a feature axis")
+    return product(lead), product([resolve(f) for f in rest])
+
+
+def _divided(n: int, by: int) -> int:
+    if n % by:
+        raise Clash(f"{n} does not divide by {by}")
+    return n // by
+
+
+def _seams(term: Sum) -> list[int]:
+    return list(itertools.accumulate(size(p) for p in term.parts))
+
+
+def cut(term: Term, sizes: Sequence[int]) -> list[Term]:
+    """A dimension cut into runs of these sizes: a fixed one anywhere, a sum at its seams, an axis into a sum."""
+    term = resolve(term)
+    if len(sizes) == 1:
+        return [term]
+    match term:
+        case int():
+            return list(sizes)
+        case Axis():
+            pieces: list[Term] = [
+                Axis(n, writers=list(term.writers), coupled=term.coupled, parted=term.parted) for n in sizes
+            ]
+            term.bound = Sum(tuple(pieces))
+            return pieces
+        case Prod(factors):
+            rest = product(list(factors[1:]))
+            leads = cut(factors[0], [_divided(n, size(rest)) for n in sizes])
+            return [product([resolve(lead), resolve(rest)]) for lead in leads]
+        case Sum(parts):
+            return _cut_sum(list(parts), sizes)
+
+
+def _cut_sum(parts: list[Term], sizes: Sequence[int]) -> list[Term]:
+    runs: list[Term] = []
+    for n in sizes:
+        run: list[Term] = []
+        while (have := sum(size(p) for p in run)) < n:
+            part = parts.pop(0)
+            if size(part) > n - have:
+                part, left = cut(part, [n - have, size(part) - n + have])
+                parts.insert(0, left)
+            run.append(part)
+        runs.append(total([resolve(p) for p in run]))
+    return runs
+
+
+def choose(term: Term) -> None:
+    """Of a product whose factors are all free only one may grow: the first over which no statistic runs."""
+    match resolve(term):
+        case Prod(factors):
+            free = [f for f in factors if any(axes(f))]
+            if len(free) > 1:
+                grows = next((f for f in free if not any(a.coupled for a in axes(f))), free[0])
+                for factor in free:
+                    if factor is not grows:
+                        fix(factor)
+            for factor in factors:
+                choose(factor)
+        case Sum(parts):
+            for part in parts:
+                choose(part)
+        case int() | Axis():
+            pass
 
 
 # --- Afterwards ---------------------------------------------------------------------------------------------------

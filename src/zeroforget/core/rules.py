@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from zeroforget.core.labels import Axis, Clash, Prod, Sum, Term, axes, fix, product, resolve, size, total, unify
-from zeroforget.core.trace import RULES, Given, Labels, Rule, Watcher, tensors
-
-
-def rule(operators: str) -> Callable[[Rule], Rule]:
-    """Declare a function as the rule of these operators (their in-place forms included)."""
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(operators.split(), function))
-        return function
-
-    return register
-
-
-def _dim(index: int, rank: int) -> int:
-    return index + rank if index < 0 else index
-
+from zeroforget.core.labels import Axis, Clash, Prod, Term, axes, cut, fix, size, unify
+from zeroforget.core.trace import Given, Labels, Watcher, dimension, rule, tensors
 
 # --- Elementwise --------------------------------------------------------------------------------------------------
 
 
 @rule(
-    "add sub mul div true_divide maximum minimum where addcmul lerp masked_fill relu relu6 gelu silu mish elu selu "
-    "celu leaky_relu hardtanh hardswish hardsigmoid sigmoid tanh softplus softsign log_sigmoid threshold hardshrink "
-    "softshrink tanhshrink exp expm1 log log1p sqrt rsqrt pow abs neg sign square reciprocal erf sin cos floor round "
-    "clamp clamp_min clamp_max dropout feature_dropout alpha_dropout clone contiguous to _to_copy type_as detach alias"
+    "add sub rsub mul div true_divide floor_divide remainder fmod maximum minimum where addcmul addcdiv lerp atan2 "
+    "masked_fill relu relu6 gelu silu mish elu selu celu leaky_relu rrelu hardtanh hardswish hardsigmoid sigmoid tanh "
+    "softplus softsign log_sigmoid threshold hardshrink softshrink tanhshrink exp exp2 expm1 log log1p log2 log10 sqrt "
+    "rsqrt pow abs neg sign square reciprocal erf erfc erfinv sin cos tan sinh cosh atan floor ceil round trunc frac "
+    "clamp clamp_min clamp_max clip nan_to_num logit isnan isfinite dropout native_dropout feature_dropout "
+    "alpha_dropout bernoulli clone contiguous to _to_copy type_as float double half bfloat16 detach alias lift_fresh "
+    "copy eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
+    "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad"
 )
 def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     """Dimensions that meet are the same; those of size 1 are broadcast."""
@@ -49,7 +37,18 @@ def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
                 labels[i] = term
             else:
                 unify(labels[i], term)
-    return [tuple(labels)]
+    return [tuple(labels)] * len(outs)
+
+
+@rule("glu")
+def _glu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    """A value and its gate lie one after the other in one axis: they grow together."""
+    x = w.of(given["self"])
+    dim = dimension(given["dim"], len(x))
+    half = size(x[dim]) // 2
+    value, gate = cut(x[dim], [half, half])
+    unify(value, gate)
+    return [(*x[:dim], value, *x[dim + 1 :])]
 
 
 @rule("prelu")
@@ -69,6 +68,8 @@ def _prelu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 def _linear(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x, (out, into) = w.of(given["input"]), w.of(given["weight"])
     unify(x[-1], into)
+    if w.is_parameter(given["input"]) and x[:-1]:
+        w.still(*x[:-1])
     if given.get("bias") is not None:
         unify(out, w.of(given["bias"])[0])
     w.writes(given["weight"], out, outs[0])
@@ -104,20 +105,70 @@ def _embedding(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]
     return [(*w.of(given["indices"]), out)]
 
 
-@rule("matmul mm bmm")
+@rule("matmul mm bmm addmm baddbmm")
 def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    a, b = w.of(given["self"]), w.of(given["mat2"] if "mat2" in given else given["other"])
+    pair = [given[k] for k in ("batch1", "mat1", "self") if k in given][:1]
+    left, right = pair[0], given[next(k for k in ("batch2", "mat2", "other") if k in given)]
+    a, b = w.of(left), w.of(right)
     if len(a) < 2 or len(b) < 2:
         raise Clash("a product with a vector")
     unify(a[-1], b[-2])
     w.couple([a[-1]])
-    batch: list[Term] = list(a[:-2] if len(a) >= len(b) else b[:-2])
-    for x, y in zip(reversed(a[:-2]), reversed(b[:-2]), strict=False):
-        if 1 not in (size(x), size(y)):
-            unify(x, y)
-        elif size(x) != size(y):
-            raise Clash("a broadcast batch of matrices")
-    return [(*batch, a[-2], b[-1])]
+    batch = _broadcast(a[:-2], b[:-2])
+    if w.is_parameter(right) and len(b) == 2:
+        w.writes(right, b[-1], outs[0])
+    out = (*batch, a[-2], b[-1])
+    if "mat1" in given or "batch1" in given:
+        for term, own in zip(reversed(out), reversed(w.of(given["self"])), strict=False):
+            if size(own) == size(term):
+                unify(term, own)
+    return [out]
+
+
+def _broadcast(a: Labels, b: Labels) -> list[Term]:
+    longer, shorter = (list(a), list(b)) if len(a) >= len(b) else (list(b), list(a))
+    for i, term in enumerate(shorter, start=len(longer) - len(shorter)):
+        if size(longer[i]) == size(term):
+            unify(longer[i], term)
+        elif size(longer[i]) == 1:
+            longer[i] = term
+    return longer
+
+
+@rule("scaled_dot_product_attention")
+def _attention(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    q, k, v = (w.of(given[name]) for name in ("query", "key", "value"))
+    unify(q[-1], k[-1])
+    unify(k[-2], v[-2])
+    w.couple([q[-1], k[-2]])
+    batch = _broadcast(tuple(_broadcast(q[:-2], k[:-2])), v[:-2])
+    if given.get("attn_mask") is not None:
+        mask = w.of(given["attn_mask"])
+        _broadcast((*batch, q[-2], k[-2]), mask)
+    return [(*batch, q[-2], v[-1])]
+
+
+@rule("einsum")
+def _einsum(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    """A letter is one dimension wherever it stands; one that is summed over couples its features."""
+    equation = str(given["equation"]).replace(" ", "")
+    if "." in equation or "->" not in equation:
+        raise Clash("an einsum without plain letters for all dimensions and an output")
+    inputs, out = equation.split("->")
+    letters: dict[str, Term] = {}
+    for word, tensor in zip(inputs.split(","), given["tensors"], strict=True):
+        for letter, term in zip(word, w.of(tensor), strict=True):
+            if letter not in letters or size(letters[letter]) == 1:
+                letters[letter] = term
+            elif size(term) != 1:
+                unify(letters[letter], term)
+    w.couple(term for letter, term in letters.items() if letter not in out)
+    for word, tensor in zip(inputs.split(","), given["tensors"], strict=True):
+        if w.is_parameter(tensor):
+            for letter in word:
+                if letter in out:
+                    w.writes(tensor, letters[letter], outs[0])
+    return [tuple(letters[letter] for letter in out)]
 
 
 # --- Normalization ------------------------------------------------------------------------------------------------
@@ -129,6 +180,8 @@ def _batch_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
     for name in ("weight", "bias", "running_mean", "running_var"):
         if given.get(name) is not None:
             unify(x[1], w.of(given[name])[0])
+    if given.get("training"):  # with statistics of its own input, as for the standardized weights of a convolution
+        w.couple([x[0], *x[2:]])
     w.normalizes(given["input"])
     return [x]
 
@@ -173,12 +226,14 @@ def _group_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
 @rule(
     "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
-    "upsample_nearest2d upsample_bilinear2d constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
+    "max_pool3d_with_indices adaptive_max_pool1d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+    "_upsample_nearest_exact2d constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
     "replication_pad1d replication_pad2d replication_pad3d pad"
 )
 def _spatial(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     """Channels stay; positions, which carry no features, change their number."""
-    x = w.of(given["self"])
+    x = w.of(given["self"] if "self" in given else given["input"])
     labels: list[Labels] = []
     for out in outs:
         label = [term if size(term) == n else n for term, n in zip(x, out.shape, strict=True)]
@@ -189,167 +244,25 @@ def _spatial(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     return labels
 
 
-@rule("mean sum amax amin var std logsumexp")
+@rule(
+    "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm argmax argmin "
+    "median any all"
+)
 def _reduction(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    if isinstance(given.get("other"), Tensor):
+        return _elementwise(w, given, outs)
     x = w.of(given["self"])
     chosen = given.get("dim")
     dims = range(len(x)) if chosen in (None, []) else [chosen] if isinstance(chosen, int) else chosen
-    gone = {_dim(d, len(x)) for d in dims}
+    gone = {dimension(d, len(x)) for d in dims}
     w.couple(x[d] for d in gone)
     if given.get("keepdim"):
-        return [tuple(1 if i in gone else term for i, term in enumerate(x))]
-    return [tuple(term for i, term in enumerate(x) if i not in gone)]
+        return [tuple(1 if i in gone else term for i, term in enumerate(x))] * len(outs)
+    return [tuple(term for i, term in enumerate(x) if i not in gone)] * len(outs)
 
 
 @rule("softmax log_softmax")
 def _softmax(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
-    w.couple([x[_dim(given["dim"], len(x))]])
+    w.couple([x[dimension(given["dim"], len(x))]])
     return [x]
-
-
-# --- Moving data --------------------------------------------------------------------------------------------------
-
-
-@rule("view reshape _unsafe_view _reshape_alias flatten unflatten")
-def _view(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    """Regroup factors in row-major order; a fixed size may be split, a feature axis may not."""
-    factors: list[Term] = []
-    for term in w.of(given["self"]):
-        whole = resolve(term)
-        factors += whole.factors if isinstance(whole, Prod) else (whole,)
-    labels: list[Term] = []
-    for n in outs[0].shape:
-        group: list[Term] = []
-        have = 1
-        while have < n:
-            if not factors:
-                raise Clash("the view does not line up")
-            factor = factors.pop(0)
-            need = n // have
-            if isinstance(factor, int) and factor > need and factor % need == 0:
-                factors.insert(0, factor // need)
-                factor = need
-            group.append(factor)
-            have *= size(factor)
-        if have != n:
-            raise Clash("the view cuts through a feature axis")
-        labels.append(product(group))
-    if math.prod(size(f) for f in factors) != 1:
-        raise Clash("the view does not line up")
-    return [tuple(labels)]
-
-
-@rule("permute transpose t swapaxes movedim")
-def _permute(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x = w.of(given["self"])
-    order = list(range(len(x)))
-    if isinstance(given.get("dims"), (list, tuple)):
-        order = [_dim(d, len(x)) for d in given["dims"]]
-    elif "source" in given:
-        source, target = given["source"], given["destination"]
-        moves = [(source, target)] if isinstance(source, int) else list(zip(source, target, strict=True))
-        moved = {_dim(b, len(x)): _dim(a, len(x)) for a, b in moves}
-        rest = iter(i for i in order if i not in moved.values())
-        order = [moved[i] if i in moved else next(rest) for i in range(len(x))]
-    else:
-        pair = [given[k] for k in ("dim0", "dim1", "axis0", "axis1") if k in given] or [0, -1]
-        a, b = (_dim(d, len(x)) for d in pair)
-        order[a], order[b] = order[b], order[a]
-    return [tuple(x[i] for i in order)]
-
-
-@rule("squeeze")
-def _squeeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x = w.of(given["self"])
-    chosen = given.get("dim", range(len(x)))
-    dims = {_dim(d, len(x)) for d in ([chosen] if isinstance(chosen, int) else chosen)}
-    return [tuple(term for i, term in enumerate(x) if not (i in dims and size(term) == 1))]
-
-
-@rule("unsqueeze")
-def _unsqueeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x = list(w.of(given["self"]))
-    x.insert(_dim(given["dim"], len(x) + 1), 1)
-    return [tuple(x)]
-
-
-@rule("expand expand_as")
-def _expand(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x, shape = w.of(given["self"]), outs[0].shape
-    old: list[Term] = [*[1] * (len(shape) - len(x)), *x]
-    return [tuple(term if size(term) == n else n for term, n in zip(old, shape, strict=True))]
-
-
-@rule("cat concat concatenate")
-def _cat(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    parts = [w.of(t) for t in given["tensors"]]
-    dim = _dim(given.get("dim", 0), len(parts[0]))
-    for other in parts[1:]:
-        for i, (a, b) in enumerate(zip(parts[0], other, strict=True)):
-            if i != dim:
-                unify(a, b)
-    joined = total([resolve(part[dim]) for part in parts])
-    return [(*parts[0][:dim], joined, *parts[0][dim + 1 :])]
-
-
-def _cut(term: Term, sizes: Sequence[int]) -> list[Term]:
-    """A dimension cut into runs of these sizes: a fixed one anywhere, a sum at its seams, an axis into a sum."""
-    term = resolve(term)
-    match term:
-        case int():
-            return list(sizes)
-        case Axis():
-            pieces: list[Term] = [Axis(n, writers=list(term.writers), coupled=term.coupled) for n in sizes]
-            term.bound = Sum(tuple(pieces))
-            return pieces
-        case Prod():
-            raise Clash("a cut through a flattened axis")
-        case Sum():
-            rest = list(term.parts)
-            runs: list[Term] = []
-            for n in sizes:
-                run: list[Term] = []
-                while sum(size(p) for p in run) < n:
-                    part = rest.pop(0)
-                    room = n - sum(size(p) for p in run)
-                    if size(part) > room:
-                        part, left = _cut(part, [room, size(part) - room])
-                        rest.insert(0, left)
-                    run.append(part)
-                runs.append(total(run))
-            return runs
-
-
-@rule("chunk split split_with_sizes tensor_split")
-def _split(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x = w.of(given["self"])
-    dim = _dim(given.get("dim", 0), len(x))
-    pieces = _cut(x[dim], [o.shape[dim] for o in outs])
-    return [(*x[:dim], piece, *x[dim + 1 :]) for piece in pieces]
-
-
-@rule("slice narrow")
-def _slice(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x = w.of(given["self"])
-    dim = _dim(given.get("dim", 0), len(x))
-    n, taken, start = size(x[dim]), outs[0].shape[dim], given.get("start") or 0
-    if taken == n:
-        return [x]
-    if not any(axes(x[dim])):
-        return [(*x[:dim], taken, *x[dim + 1 :])]
-    if given.get("step", 1) != 1:
-        raise Clash("a strided slice of a feature axis")
-    start = _dim(int(start), n)
-    sizes = [start, taken, n - start - taken]
-    pieces = dict(zip([i for i, s in enumerate(sizes) if s], _cut(x[dim], [s for s in sizes if s]), strict=True))
-    return [(*x[:dim], pieces[1], *x[dim + 1 :])]
-
-
-@rule("select")
-def _select(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    x = w.of(given["self"])
-    dim = _dim(given["dim"], len(x))
-    if any(axes(x[dim])):
-        raise Clash("one feature is picked out of an axis")
-    return [(*x[:dim], *x[dim + 1 :])]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zeroforget.core.labels import Axis, Clash, Term, axes, size
+from zeroforget.core.dense import caches, is_layer, is_norm
+from zeroforget.core.labels import Axis, Clash, Prod, Term, axes, fix, size, unify
 
 Labels = tuple[Term, ...]
 Given = dict[str, Any]
 Rule = Callable[["Watcher", Given, list[Tensor]], Sequence[Labels]]
 RULES: dict[str, Rule] = {}
-"""Operator → how its outputs' labels follow from its arguments; `rules.py` fills it."""
+"""Operator → how its outputs' labels follow from its arguments; `rules.py` and `movement.py` fill it."""
+
+
+def rule(operators: str) -> Callable[[Rule], Rule]:
+    """Declare a function as the rule of these operators (their in-place forms included)."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(operators.split(), function))
+        return function
+
+    return register
+
+
+def dimension(index: int, rank: int) -> int:
+    """A dimension's place, counted from the front."""
+    return index + rank if index < 0 else index
 
 
 @dataclass(frozen=True)
@@ -38,21 +55,35 @@ class Watcher(TorchDispatchMode):
         self.attributes: dict[tuple[str, str], Labels] = {}
         """(module path, attribute) → the label of the number it holds, such as a convolution's groups."""
         self.normalized: set[str] = set()
-        """Paths of layers whose output goes straight into a normalization."""
+        """Paths of layers that get no feature normalization: their output goes straight into a normalization layer, or
+        other code reads their weight."""
         self.overwritten: set[str] = set()
         """Paths of layers whose output an operator then changes in place."""
         self.layers: list[str] = []
         """Paths of the layers that write features, in the order they ran."""
         self.paths: list[str] = [""]
+        self.seen: dict[str, dict[int, Term]] = {}
+        """Module path → the labels of the tensors that its own code handled."""
+        self._modules = dict(net.named_modules())
         self._labels: dict[int, Labels] = {}
         self._alive: list[Tensor] = []  # an id is a name only while its tensor lives
         self._producers: dict[int, str] = {}
         self._owners: dict[int, str] = {}
-        named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
-        for name, tensor in named:
+        self.named: dict[str, Tensor] = {
+            **dict(net.named_parameters(remove_duplicate=False)),
+            **dict(net.named_buffers(remove_duplicate=False)),
+        }
+        """The network's own tensors."""
+        for name, tensor in self.named.items():
             self._owners.setdefault(id(tensor), name)
             if id(tensor) not in self._labels:
-                self._give(tensor, tuple(Axis(n) for n in tensor.shape))
+                owner = self._modules.get(self.owner(tensor))
+                plain = owner is not None and (is_layer(owner) or is_norm(owner))
+                # In a user's own parameter a single element is there to be broadcast.
+                self._give(tensor, tuple(Axis(n) if n > 1 or plain else n for n in tensor.shape))
+        for path, module in self._modules.items():
+            if isinstance(module, nn.MultiheadAttention):
+                self._tie_heads(path, module)
 
     # What rules use --------------------------------------------------------------------------------------------
 
@@ -69,6 +100,8 @@ class Watcher(TorchDispatchMode):
     def writes(self, weight: Tensor, term: Term, out: Tensor) -> None:
         """A layer's weight computes these features into `out`."""
         path = self.owner(weight) or self.paths[-1]
+        if not is_layer(self._modules[self.paths[-1]]):
+            self.normalized.add(path)
         if path not in self.layers:
             self.layers.append(path)
         for axis in axes(term):
@@ -81,6 +114,15 @@ class Watcher(TorchDispatchMode):
         if id(x) in self._producers:
             self.normalized.add(self._producers[id(x)])
 
+    def still(self, *terms: Term) -> None:
+        """These dimensions are positions to the operator: they stay as they are."""
+        for term in terms:
+            fix(term)
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Whether the tensor is the network's own, not computed from its input."""
+        return id(tensor) in self._owners
+
     def couple(self, terms: Iterable[Term]) -> None:
         """A statistic runs over these dimensions."""
         for term in terms:
@@ -92,6 +134,29 @@ class Watcher(TorchDispatchMode):
     def _give(self, tensor: Tensor, labels: Labels) -> None:
         self._labels[id(tensor)] = labels
         self._alive.append(tensor)
+
+    def _tie_heads(self, path: str, module: nn.MultiheadAttention) -> None:
+        """This module insists on as many features inside as it reads and writes: all of them are (heads, each)."""
+        heads = Axis(module.num_heads)
+        features = Prod((heads, module.head_dim))
+        if module.in_proj_weight is None:
+            return
+        unify(self.of(module.in_proj_weight)[0], Prod((3, heads, module.head_dim)))
+        for term in (self.of(module.in_proj_weight)[1], *self.of(module.out_proj.weight)):
+            unify(term, features)
+        if module.in_proj_bias is not None:
+            unify(self.of(module.in_proj_bias)[0], Prod((3, heads, module.head_dim)))
+        self.attributes[path, "num_heads"] = (heads,)
+        for name in ("embed_dim", "kdim", "vdim"):
+            self.attributes[path, name] = (features,)
+        for name in ("in_features", "out_features"):
+            self.attributes[f"{path}.out_proj", name] = (features,)
+
+    def _note(self, labels: Labels) -> None:
+        handled = self.seen.setdefault(self.paths[-1], {})
+        for term in labels:
+            if not isinstance(term, int):
+                handled[id(term)] = term
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -114,12 +179,44 @@ class Watcher(TorchDispatchMode):
                 if tuple(size(term) for term in label) != tuple(tensor.shape):
                     raise Clash("the sizes came out different")
                 self._give(tensor, label)
+            for label in (*ins, *labels):
+                self._note(label)
         except Clash as clash:
             terms = [term for label in ins for term in label]
+            for tensor in filter(self.is_parameter, tensors(given.values())):
+                self._blame(tensor)
             self.problems.append(Problem(operator, self.paths[-1], tuple(terms), str(clash)))
             for tensor in outs:
                 self._give(tensor, tuple(tensor.shape))
         return out
+
+    def _blame(self, parameter: Tensor) -> None:
+        """A parameter used by an operator that cannot be followed: its module is what a remedy names."""
+        path = self.owner(parameter)
+        if path not in self.layers:
+            self.layers.append(path)
+        for term in self.of(parameter):
+            for axis in axes(term):
+                if not axis.writers:
+                    axis.writers.append(path)
+
+
+@contextmanager
+def without_caches(net: nn.Module) -> Iterator[None]:
+    """What modules remember of earlier inputs is put aside, and back again afterwards."""
+    found = list(caches(net))
+    kept = [dict(cache) for cache in found]
+    for cache in found:
+        cache.clear()
+    try:
+        yield
+    finally:
+        for cache, content in zip(found, kept, strict=True):
+            cache.clear()
+            cache.update(content)
+        for cache in caches(net):
+            if not any(cache is other for other in found):
+                cache.clear()
 
 
 def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, Labels]:
@@ -136,7 +233,7 @@ def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, Labels]:
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
-        with torch.inference_mode(), watcher:
+        with without_caches(net), torch.inference_mode(), watcher:
             out = net(example)
     finally:
         for handle in handles:
