@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ _NORMS: tuple[type[nn.Module], ...] = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
+
+Number = TypeVar("Number", int, float)
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -105,7 +107,7 @@ def forget_caches(net: nn.Module) -> nn.Module:
 _OWN = frozenset(vars(nn.Module()))
 
 
-def measure(label: Label, widths: Mapping[str, int]) -> int:
+def measure(label: Label, widths: Mapping[str, Number]) -> Number:
     """How many elements a dimension has when its axes have these widths."""
     match label:
         case int():

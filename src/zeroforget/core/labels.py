@@ -204,8 +204,8 @@ def split(term: Term, first: int) -> tuple[Term, Term]:
                     unify(parts[0], part)
                 return first, resolve(parts[0])
             pieces = [split(p, _divided(size(p), rest)) for p in parts]
-            for _, last in pieces[1:]:
-                unify(pieces[0][1], last)
+            for _, other in pieces[1:]:
+                unify(pieces[0][1], other)
             return total([resolve(lead) for lead, _ in pieces]), resolve(pieces[0][1])
 
 

@@ -162,8 +162,8 @@ def _interleave(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
 def _along(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     """The places along some dimensions matter: features there cannot be added to, those elsewhere can."""
     x = w.of(given["self"])
-    chosen = given.get("dims", given.get("dim", given.get("dimension", [-2, -1])))
-    dims = [chosen] if isinstance(chosen, int) else list(chosen) or range(len(x))
+    chosen = next((given[k] for k in ("dims", "dim", "dimension") if given.get(k) is not None), [-2, -1])
+    dims: list[int] = [chosen] if isinstance(chosen, int) else list(chosen) or list(range(len(x)))
     for d in dims:
         if any(axis.writers for axis in axes(x[dimension(d, len(x))])):
             raise Clash("the order of features matters to it")

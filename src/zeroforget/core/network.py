@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from zeroforget.core import masks as _masks
 from zeroforget.core.axes import Axes
-from zeroforget.core.dense import is_layer, is_norm, numbers, set_tensor
+from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, measure, numbers, set_tensor
 from zeroforget.core.growth import Room
-from zeroforget.core.labels import Concat, Label, Named, Product, births_of
+from zeroforget.core.labels import births_of
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, unseal
 from zeroforget.core.tensors import GrowingTensor
 
@@ -73,7 +73,7 @@ class GrowingNetwork(nn.Module):
         self.loose = nn.ModuleDict()
         self.extras = nn.ModuleList()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
-        self._skeleton = (copy.deepcopy(net).to("meta"),)
+        self._skeleton = (hollow(net),)
         self.body = self._convert(net)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
@@ -156,6 +156,7 @@ class GrowingNetwork(nn.Module):
                 module.add_task(self._births, task)
             elif isinstance(module, GrowingNorm):
                 module.add_task(self._births, task, self._numbers(path, module._model[0], task))
+        self._resize(task)
         if task > 0:
             seal(self.heads[-1])
         self.history.append(TaskRecord(name, classes, given))
@@ -179,6 +180,7 @@ class GrowingNetwork(nn.Module):
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
         self._restore_buffers()
+        self._resize(task - 1)
         self.history.pop()
         self._shares.pop()
         self._cache.clear()
@@ -324,7 +326,7 @@ class GrowingNetwork(nn.Module):
 
     def _convert(self, net: nn.Module) -> nn.Module:
         """The live network: a copy of the plain one with its layers, norms and loose parameters replaced."""
-        body = copy.deepcopy(net)
+        body = forget_caches(copy.deepcopy(net))
         tensors: dict[int, GrowingTensor] = {}
         made: dict[int, nn.Module] = {}
 
@@ -378,6 +380,23 @@ class GrowingNetwork(nn.Module):
         }
         return numbers(module, shapes, told)
 
+    def _resize(self, task: int) -> None:
+        """Modules of the user's own remember the sizes of a task."""
+        for path, module in self._skeleton[0].named_modules():
+            live = self._live(path)
+            if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
+                for attribute, value in self._numbers(path, module, task).items():
+                    setattr(live, attribute, value)
+
+    def _live(self, path: str) -> nn.Module | None:
+        """The live module at a path of the plain network; none for the parts of a normalization layer."""
+        live: nn.Module = self.body
+        for name in path.split(".") if path else []:
+            if isinstance(live, (GrowingLayer, GrowingNorm)):
+                return None
+            live = live.get_submodule(name)
+        return live
+
     def _inject(self) -> None:
         """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts."""
         for key, tensor in self.loose.items():
@@ -392,7 +411,9 @@ class GrowingNetwork(nn.Module):
 
     def _plain(self, module: nn.Module, path: str, task: int) -> nn.Module:
         """A task's own version of a module of the skeleton: changed in place, or another one for a normalization."""
-        live = self.body.get_submodule(path)
+        live = self._live(path)
+        if live is None:
+            return module
         if isinstance(live, GrowingNorm):
             return live.dense(task)
         if isinstance(live, GrowingLayer):
@@ -462,26 +483,11 @@ class GrowingNetwork(nn.Module):
 
 def count_weights(axes: Axes, names: list[str], widths: Mapping[str, float]) -> float:
     """How many weights these parameters have at these widths."""
-
-    def size(label: Label) -> float:
-        match label:
-            case int():
-                return label
-            case Named(name):
-                return widths[name]
-            case Concat(parts):
-                return sum(size(p) for p in parts)
-            case Product(factors):
-                out = 1.0
-                for factor in factors:
-                    out *= size(factor)
-                return out
-
     total = 0.0
     for name in names:
         one = 1.0
         for label in axes.tensors[name]:
-            one *= size(label)
+            one *= measure(label, widths)
         total += one
     return total
 

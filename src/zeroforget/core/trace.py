@@ -139,7 +139,7 @@ class Watcher(TorchDispatchMode):
         """This module insists on as many features inside as it reads and writes: all of them are (heads, each)."""
         heads = Axis(module.num_heads)
         features = Prod((heads, module.head_dim))
-        if module.in_proj_weight is None:
+        if not module._qkv_same_embed_dim:
             return
         unify(self.of(module.in_proj_weight)[0], Prod((3, heads, module.head_dim)))
         for term in (self.of(module.in_proj_weight)[1], *self.of(module.out_proj.weight)):
