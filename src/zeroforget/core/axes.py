@@ -115,6 +115,8 @@ def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, tuple[Term
         try:
             return watch(hollow(net).eval(), example.to("meta"))
         except (RuntimeError, NotImplementedError, TypeError):
+            if any(p.is_meta for p in net.parameters()):
+                raise
             return watch(net.eval(), example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
@@ -148,7 +150,7 @@ class _Found:
     def tie(self) -> None:
         """Dimensions of one size in a module that knows only one number for them become one."""
         for path, module in self.net.named_modules():
-            if self.level(module) >= Care.TIED:
+            if self.level(module) == Care.TIED:
                 by_size: dict[int, Term] = {}
                 for term in self.handled(path):
                     if any(axes(term)):
@@ -212,7 +214,7 @@ class _Found:
             path: list(dict.fromkeys(settle(term, names) for term in self.handled(path)))
             for path, _ in self.net.named_modules()
         }
-        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) >= Care.ALL)
+        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED))
         told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
         return guessed | told
 

@@ -1,0 +1,192 @@
+"""Proof that a network grows as its axes say: first by shapes alone, then in numbers, on copies."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.axes import Axes, CannotGrow, Care, find_axes, refuse
+from zeroforget.core.dense import hollow, reshaped
+from zeroforget.core.trace import without_caches
+from zeroforget.core.trial import ERRORS, Broke, Trial, Unlike, short, where
+
+_TRIES = 80
+Treatment = dict[type[nn.Module], tuple[Care, str]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a trial showed, and the module in which it did."""
+
+    path: str
+    why: str
+
+
+def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), unknown: str = "refuse") -> Axes:
+    """The axes of a network that can really grow. Whatever fails a trial is treated with more care, then kept.
+
+    Raises:
+        CannotGrow: something has to be kept and `unknown` is "refuse", or nothing helps.
+    """
+    care: Treatment = {}
+    kept, given_up = list(keep), dict[str, str]()
+    shapes_tell = _runs(hollow(net).eval(), example.to("meta"))
+    numbers = None
+    for _ in range(_TRIES):
+        axes = find_axes(net, example, keep=kept, unknown="keep", care=care)
+        failure = _try_shapes(net, axes, example, kept, care) if shapes_tell else None
+        if failure is None:
+            numbers = numbers or _exact(net, example)
+            failure = _try_numbers(*numbers, axes, given_up, kept)
+        if failure is None:
+            break
+        if failure.why and not (
+            shapes_tell
+            and _care_of(net, failure, care) == Care.WHOLE
+            and _give_up(axes, _alone(net, axes, example, failure), kept, given_up)
+        ):
+            _take_more_care(net, failure, care)
+    else:
+        raise CannotGrow("no way was found to widen this network; convert fewer of its layers, or pass keep=[...]")
+    axes = dataclasses.replace(axes, unfollowed={**axes.unfollowed, **given_up})
+    if unknown == "refuse":
+        refuse(axes)
+    return axes
+
+
+def _runs(net: nn.Module, x: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            net(x[:2])
+    except ERRORS:
+        return False
+    return True
+
+
+# By shapes ------------------------------------------------------------------------------------------------------
+
+
+def _try_shapes(net: nn.Module, axes: Axes, example: Tensor, keep: Collection[str], care: Treatment) -> Failure | None:
+    """A wider network must run and, watched in its turn, show the same axes. It needs no storage for that."""
+    # Neighbours grow by different numbers, so that none is taken for another.
+    widths = {axis: size + 1 + i % 3 for i, (axis, size) in enumerate(axes.sizes.items())}
+    wide = reshaped(net, axes.tensors, axes.attributes, widths)
+    try:
+        again = find_axes(wide, example, keep=keep, unknown="keep", care=care)
+    except ERRORS as error:
+        return Failure(where(wide, example.to("meta")[:2]), short(error))
+    for name, labels in axes.tensors.items():
+        if again.tensors[name] != labels:
+            return Failure(name.rpartition(".")[0], f"'{name}' is made of other features there")
+    if dict(again.sizes) != widths or again.output != axes.output:
+        return Failure("", "its output is made of other features")
+    return None
+
+
+def _alone(net: nn.Module, axes: Axes, example: Tensor, failure: Failure) -> dict[str, str]:
+    """The axes that break the network when nothing else grows."""
+    return {
+        axis: _reason(failure)
+        for axis, size in axes.sizes.items()
+        if not _runs(reshaped(net, axes.tensors, axes.attributes, {**axes.sizes, axis: size + 1}), example.to("meta"))
+    }
+
+
+def _give_up(axes: Axes, bad: Mapping[str, str], kept: list[str], given_up: dict[str, str]) -> bool:
+    """Keep these axes from now on; whether there was any."""
+    for axis, why in bad.items():
+        path = axis.partition("#")[0]
+        path = path if path in axes.layers else ""
+        if path in kept:
+            raise CannotGrow(why)
+        given_up[path] = why
+        kept.append(path)
+    return bool(bad)
+
+
+def _reason(failure: Failure) -> str:
+    place = f"module '{failure.path}'" if failure.path else "the network's own forward"
+    return (
+        f"a wider network does not run in {place} ({failure.why}): some code has an old width baked in, such as "
+        "view(-1, 400); take the size from the tensor's shape there"
+    )
+
+
+def _patients(net: nn.Module, failure: Failure, care: Treatment) -> Iterator[type[nn.Module]]:
+    """Classes with code of their own around a failure, nearest first, that can be treated with more care."""
+    for path in _upwards(failure.path):
+        module = net.get_submodule(path)
+        standard = type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.MultiheadAttention)
+        if care.get(type(module), (Care.NAMED, ""))[0] < Care.STILL and not (standard and path):
+            yield type(module)
+
+
+def _care_of(net: nn.Module, failure: Failure, care: Treatment) -> Care | None:
+    return next((care.get(kind, (Care.NAMED, ""))[0] for kind in _patients(net, failure, care)), None)
+
+
+def _take_more_care(net: nn.Module, failure: Failure, care: Treatment) -> None:
+    for kind in _patients(net, failure, care):
+        level, why = care.get(kind, (Care.NAMED, ""))
+        care[kind] = (Care(level + 1), why or _reason(failure))
+        return
+    raise CannotGrow(f"a wider network does not run ({failure.why}), and keeping layers as they are does not help")
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+# In numbers -----------------------------------------------------------------------------------------------------
+
+
+def _exact(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor, Tensor, float]:
+    """A copy in float64 with its output, where the network works in it; else in its own numbers, less exactly.
+
+    A parameter whose values are all the same (a scale that starts at zero) would hide what lies behind it: these are
+    shaken.
+    """
+    x = example[:2] if len(example) > 1 else torch.cat([example, example])
+    for dtype, tolerance in ((torch.float64, 1e-9), (None, 1e-4)):
+        plain = copy.deepcopy(net).requires_grad_(False).eval()
+        plain = plain if dtype is None else plain.to(dtype)
+        given = x if dtype is None or not x.is_floating_point() else x.to(dtype)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), without_caches(plain):
+            torch.manual_seed(0)
+            for parameter in plain.parameters():
+                parameter.data = parameter.data.contiguous()
+                if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
+                    parameter.add_(torch.randn_like(parameter), alpha=0.2)
+            try:
+                return plain, given, plain(given), tolerance
+            except RuntimeError:
+                if dtype is None:
+                    raise
+    raise AssertionError("unreachable")
+
+
+def _try_numbers(
+    plain: nn.Module,
+    x: Tensor,
+    expected: Tensor,
+    tolerance: float,
+    axes: Axes,
+    given_up: dict[str, str],
+    kept: list[str],
+) -> Failure | None:
+    """A trial growth. Axes that fail alone go to `given_up` and `kept`; a failure without a reason says: try again."""
+    try:
+        bad = Trial(plain, axes, x).check(expected, tolerance)
+    except Unlike as error:
+        raise CannotGrow(str(error)) from error
+    except Broke as broke:
+        return Failure(broke.path, broke.why)
+    return Failure("", "") if _give_up(axes, bad, kept, given_up) else None

@@ -1,0 +1,177 @@
+"""One trial growth in numbers: old features compute what they did, new ones reach the output and are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.axes import Axes
+from zeroforget.core.births import Places, select
+from zeroforget.core.growth import Room
+from zeroforget.core.labels import axis_names, births_of
+from zeroforget.core.layers import GrowingNorm
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.tensors import GrowingTensor
+
+
+class Unlike(Exception):
+    """Something differs that no choice of axes explains."""
+
+
+class Broke(Exception):
+    """The wider network does not run; the module in which it broke off, and why."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(why)
+        self.path, self.why = path, why
+
+
+ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, NotImplementedError)
+"""What a network of the wrong width raises."""
+
+
+def short(error: Exception) -> str:
+    """An error's first line."""
+    return (str(error).strip() or repr(error)).splitlines()[0][:200]
+
+
+def where(net: nn.Module, x: Tensor) -> str:
+    """The innermost module in which a network breaks off."""
+    inside: list[str] = []
+    handles = []
+    for path, module in net.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, path=path: inside.append(path)))
+        handles.append(module.register_forward_hook(lambda *_: inside.pop() and None))
+    try:
+        with torch.no_grad():
+            net(x)
+    except ERRORS:
+        return inside[-1] if inside else ""
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ""
+
+
+class Trial:
+    """A growing copy of a plain network with three tasks: narrow, with free axes wider, with all of them wider."""
+
+    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor) -> None:
+        self.plain, self.axes, self.x = plain, axes, x
+        self.free = [axis for axis in axes.sizes if axis not in axes.coupled]
+        self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
+
+    def _grow(self, free: Collection[str], tasks: list[str]) -> GrowingNetwork:
+        room = Room(self.axes.sizes, lambda widths: 0.0)
+        net = GrowingNetwork(self.plain, self.axes, tuple(self.x.shape[1:]), room, 1.0, "reused", "zero")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            net.add_task("narrow", 2)
+            for task in tasks:
+                chosen = free if task == "free" else list(self.axes.sizes)
+                net.add_task(task, 2, growth=dict.fromkeys(chosen, 2))
+        return net.eval()
+
+    @torch.no_grad()
+    def _run(self, net: GrowingNetwork, task: str) -> Tensor:
+        dense = net.dense(task).get_submodule("features")
+        try:
+            out: Tensor = dense(self.x)
+        except ERRORS as error:
+            raise Broke(where(dense, self.x), short(error)) from error
+        return out
+
+    def check(self, expected: Tensor, tolerance: float) -> dict[str, str]:
+        """Axis → what is wrong with it."""
+        if not torch.equal(self._run(self.net, "narrow"), expected):
+            raise Unlike("the network rebuilt at its own width gives other outputs: it has state that was not copied")
+        if not self._same(self.net, expected, tolerance):
+            return self._guilty(expected, tolerance, self.free)
+        return self._learns(tolerance)
+
+    def _same(self, net: GrowingNetwork, expected: Tensor, tolerance: float) -> bool:
+        """Whether the wider network's old features are what they were; statistics over features are exempt."""
+        got = self._run(net, "free")
+        births = {axis: b[b <= 1] for axis, b in net.births.items()}
+        same = select(got, [(1, births_of(self.axes.output, births) == 0)])
+        return torch.allclose(same, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+    def _guilty(self, expected: Tensor, tolerance: float, suspects: list[str]) -> dict[str, str]:
+        """The first axis whose growth changes what old features compute, found by halving."""
+        while len(suspects) > 1:
+            half = suspects[: len(suspects) // 2]
+            fine = self._same(self._grow(half, ["free"]), expected, tolerance)
+            suspects = suspects[len(half) :] if fine else half
+        why = f"new features of '{suspects[0]}' change what old ones compute, so some size was not followed"
+        return {suspects[0]: why}
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def _learns(self, tolerance: float) -> dict[str, str]:
+        """With random bridges: the learning network computes what its dense form does, and every axis is felt."""
+        unfelt = set(self.axes.sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            for attempt in range(4):
+                self._shake(attempt)
+                self._backward(tolerance)
+                unfelt -= self._felt(unfelt)
+                if not unfelt:
+                    break
+        return {axis: f"new features of '{axis}' do not reach the output" for axis in sorted(unfelt)}
+
+    @torch.no_grad()
+    def _shake(self, attempt: int) -> None:
+        """Fresh bridges; at a second attempt other new features, which wakes those behind a ReLU."""
+        for tensor in self.net._tensors():
+            if tensor.cols is not None:
+                tensor.cols.normal_(0.0, float(tensor.fresh[0]) or 0.1)
+            if attempt and tensor.rows is not None:
+                tensor.rows.neg_()
+
+    def _backward(self, tolerance: float) -> None:
+        ran: set[int] = set()
+        norms = [m for m in self.net.body.modules() if isinstance(m, GrowingNorm)]
+        handles = [m.register_forward_hook(lambda m, *_: ran.add(id(m))) for m in norms]
+        self.net.zero_grad()
+        try:
+            live = self.net._learning(self.x)
+        except ERRORS as error:
+            raise Unlike(f"the learning network does not run ({short(error)}); please report this network") from error
+        finally:
+            for handle in handles:
+                handle.remove()
+        with torch.no_grad():
+            dense = self.net.dense(len(self.net.history) - 1)(self.x)
+        if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
+            raise Unlike("the learning network and its dense form compute different things; please report this network")
+        (live * torch.randn_like(live)).sum().backward()
+        idle = {id(p) for m in norms if id(m) not in ran for p in m.parameters()}  # used in training only, if ever
+        for name, parameter in self.net.named_parameters():
+            if parameter.grad is None and id(parameter) not in idle:
+                raise Unlike(f"no gradient reaches '{name}'")
+
+    def _felt(self, axes: Collection[str]) -> set[str]:
+        """Of these axes, those where some gradient of the newest features is not zero."""
+        newest = len(self.net.history) - 1
+        felt: set[str] = set()
+        for tensor in self.net._tensors():
+            for part, dim, places in _newborn(tensor):
+                for axis in set(axis_names(tensor.labels[dim])) & set(axes) - felt:
+                    marks: dict[str, Any] = {a: (b == newest) & (a == axis) for a, b in self.net.births.items()}
+                    own = births_of(tensor.labels[dim], {a: m.long() for a, m in marks.items()}) > 0
+                    if bool(part.index_select(dim, own[places.index].nonzero().squeeze(1)).any()):
+                        felt.add(axis)
+        return felt
+
+
+def _newborn(tensor: GrowingTensor) -> list[tuple[Tensor, int, Places]]:
+    parts = []
+    if tensor.rows is not None and tensor.rows.grad is not None:
+        parts.append((tensor.rows.grad, tensor.row, tensor.block.new_out))
+    if tensor.cols is not None and tensor.cols.grad is not None:
+        parts.append((tensor.cols.grad, tensor.col, tensor.block.new_in))
+    return parts
