@@ -120,9 +120,14 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
     kinds = ["learn", "receive", "undo"]
     seconds: dict[str, float] = {}
     for kind in kinds:
-        began = time.monotonic()
-        attempt(kind, base, trained, data, lambda act: wait(child(act)))
-        seconds[kind] = time.monotonic() - began
+
+        def unharmed(act: Act, kind: str = kind) -> int:
+            began = time.monotonic()
+            code = wait(child(act))
+            seconds[kind] = time.monotonic() - began
+            return code
+
+        attempt(kind, base, trained, data, unharmed)
     out += [attempt(k, base, trained, data, at_random(seconds[k], draw)) for k in _chosen(kinds, rounds)]
     for kind in kinds:
         numbers = range(10_000) if steps < 0 else sorted(draw.sample(range(60 if kind == "learn" else 25), steps))

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from tests.store.helpers import LATER, tree
 from zeroforget.store import Model, ModelError, open_model
+from zeroforget.store.folder import TRAINING
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +42,10 @@ def test_killed_at_some_moments(trained: Path, data: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_killed_at_sixty_random_moments_and_before_every_file_operation(
-    trained: Path, data: Path, tmp_path: Path
-) -> None:
-    found = campaign(trained, data, tmp_path, rounds=60, steps=-1, seed=2)
-    assert sum(one["killed"] for one in found) > 100
+def test_killed_at_random_moments_and_before_every_file_operation(trained: Path, data: Path, tmp_path: Path) -> None:
+    found = campaign(trained, data, tmp_path, rounds=90, steps=-1, seed=2)
+    assert sum(one["killed"] for one in found if "step" not in one) >= 50
+    assert sum(one["killed"] for one in found if "step" in one) >= 30
 
 
 FUNCTIONS = ("write", "fsync", "rename", "mkdir")
@@ -71,6 +72,7 @@ class Refusal:
 
 def refused(model: Model, data: Path, number: int, code: int) -> str:
     """Learn with the nth write refused; which call that was, or nothing if there are fewer."""
+    shutil.rmtree(model.path / TRAINING, ignore_errors=True)  # each time from the very beginning
     before, said = tree(model.path), ""
     with pytest.MonkeyPatch.context() as patch:
         refusal = Refusal(patch, number, code)
@@ -96,7 +98,7 @@ def refused(model: Model, data: Path, number: int, code: int) -> str:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_some_writes_refused(model: Model, data: Path, code: int) -> None:
-    numbers = (0, 2, 4, 7, 9, 12) if code == errno.ENOSPC else (1, 3, 5, 8, 11, 13)
+    numbers = (0, 2, 4, 7, 9, 12, 17) if code == errno.ENOSPC else (1, 3, 5, 8, 11, 15, 16)
     hits = [refused(model, data, number, code) for number in numbers]
     assert set(hits) >= {"write", "fsync"}
     model.learn(data / "high", "high", **(LATER | {"epochs": 1}))

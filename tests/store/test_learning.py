@@ -149,6 +149,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "network": ({"network": "lenet"}, "network small"),
     "color": ({"gray": False}, "gray True"),
     "growth": ({"growth": -1.0}, "growth"),
+    "misspelt": ({"epoch": 3}, "no option 'epoch'; did you mean 'epochs'"),
     "held out": ({"held_out": 1.0}, "held_out"),
     "device": ({"device": "cuda:9"}, "cuda"),
 }

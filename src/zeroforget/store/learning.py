@@ -38,7 +38,7 @@ from zeroforget.store.network import (
     probe_logits,
 )
 from zeroforget.store.options import Options, Watch, default_network
-from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, read_pictures
+from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.tensors import born, digest
 from zeroforget.training import Fit, FitLog, logits
 from zeroforget.training.seeding import seeded
@@ -194,7 +194,7 @@ class _Learning:
             "backbone": str(self.backbone),
             "weights": self.weights,
             "name": self.ready.task.name,
-            "data": self.ready.data.listing,
+            "data": [pixels(self.ready.task.train), self.ready.data.pixels],
             "options": options,
         }
         return hashlib.sha256(json.dumps(key).encode()).hexdigest()

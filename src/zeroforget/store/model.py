@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ from zeroforget.store.update import receive, ship
 from zeroforget.store.verify import Report, verify
 
 BATCH = 64
+CHUNK = 512
+"""So many pictures are decoded before they are classified."""
 Result = TypeVar("Result")
 
 
@@ -198,26 +200,42 @@ class Model:
         """The likeliest classes of each picture; without a task, of the task that is surest of it."""
         if isinstance(sources, (str, builtins.bytes, os.PathLike)) or not isinstance(sources, Iterable):
             sources = [sources]
-        facts = [self.task(task)] if task is not None else list(self.tasks)
-        if not facts:
+        chosen = None if task is None else self.task(task).name
+        if chosen is None and not self.tasks:
             self._open()
             raise ModelError(f"{self.path} has no task yet; 'zeroforget learn' adds one")
-        named = [(_name(source, place), self._try(source)) for place, source in enumerate(sources)]
-        good = [image for _, image in named if isinstance(image, Tensor)]
-        scores = {one.name: self.probabilities(torch.stack(good), one.name) for one in facts} if good else {}
-        ranks = self.likely_tasks(torch.stack(good)) if good and task is None else {}
-        out, row = [], 0
-        for name, image in named:
+        named = [(_name(source, place), source) for place, source in enumerate(sources)]
+        parts = (named[start : start + CHUNK] for start in range(0, len(named), CHUNK))
+        return [one for part in parts for one in self._answers(part, chosen, top)]
+
+    def _answers(self, named: list[tuple[str, Source]], task: str | None, top: int) -> list[Prediction]:
+        tried = [(name, self._try(source)) for name, source in named]
+        good = [image for _, image in tried if isinstance(image, Tensor)]
+        made = iter(self._classified(torch.stack(good), task, top) if good else ())
+        out = []
+        for name, image in tried:
             if isinstance(image, str):
                 out.append(Prediction(name, "", (), error=image))
-                continue
-            order = sorted(((one, float(p[row])) for one, p in ranks.items()), key=lambda pair: -pair[1])
-            chosen = next(one for one in facts if one.name == (order[0][0] if order else facts[0].name))
-            best = scores[chosen.name][row].topk(min(top, len(chosen.classes)))
-            classes = [(chosen.classes[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-            out.append(Prediction(name, chosen.name, tuple(classes), tuple(order)))
-            row += 1
+            else:
+                out.append(replace(next(made), source=name))
         return out
+
+    def _classified(self, images: Tensor, task: str | None, top: int) -> list[Prediction]:
+        ranks = self.likely_tasks(images) if task is None else {}
+        orders = [
+            tuple(sorted(((name, float(p[row])) for name, p in ranks.items()), key=lambda pair: -pair[1]))
+            for row in range(len(images))
+        ]
+        chosen = [task or order[0][0] for order in orders]
+        out: dict[int, Prediction] = {}
+        for name in dict.fromkeys(chosen):
+            rows = [row for row, one in enumerate(chosen) if one == name]
+            classes = self.task(name).classes
+            best = self.probabilities(images[rows], name).topk(min(top, len(classes)))
+            for row, values, indices in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
+                named = tuple((classes[i], p) for p, i in zip(values, indices, strict=True))
+                out[row] = Prediction("", name, named, orders[row])
+        return [out[row] for row in range(len(images))]
 
     def _try(self, source: Source) -> Tensor | str:
         try:
@@ -241,7 +259,7 @@ class Model:
         **more: Any,
     ) -> TaskFacts:
         """Learn a task from a folder of class folders. `more` are fields of `Options`, instead of `options`."""
-        facts = learn(self.path, Path(pictures), task, options or Options(**more), watch or Watch())
+        facts = learn(self.path, Path(pictures), task, options or Options.of(**more), watch or Watch())
         self.refresh()
         return facts
 

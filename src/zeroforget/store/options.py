@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import ModelError
@@ -59,6 +61,17 @@ class Options:
         if any(not 0 <= g <= 4 for g in self.growths):
             raise ModelError(f"growth is a share of the network, from 0 to 4, not {self.growth}")
         self.regime()  # its own mistakes are found here, before any picture is read
+
+    @staticmethod
+    def of(**chosen: Any) -> Options:
+        """From keyword arguments; a misspelt one names the nearest."""
+        known = [field.name for field in fields(Options)]
+        for key in chosen:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise ModelError(f"learn has no option '{key}'{hint} (its options: {', '.join(known)})")
+        return Options(**chosen)
 
     @property
     def growths(self) -> tuple[float, ...]:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.data import Split
 from zeroforget.store.errors import Damaged
 from zeroforget.store.facts import TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
-from zeroforget.store.pictures import held_out, list_pictures, read_pictures
+from zeroforget.store.pictures import held_out, list_pictures, pixels, read_pictures
 from zeroforget.store.tensors import digest
 from zeroforget.training import logits
 
@@ -173,15 +174,12 @@ def measure(task: TaskFacts, dense: nn.Module, pictures: Path) -> Measured:
     listing = list_pictures(pictures, task.classes)
     channels = 3 if task.preprocessing.mode == "RGB" else 1
     decoded = read_pictures(listing, (channels, *task.preprocessing.size))
-    from zeroforget.data import Split
-
     split = Split(decoded.images, decoded.labels)
     right = logits(dense, split, preparation(task.preprocessing)).argmax(1) == decoded.labels
     part = None
-    if listing.key() == task.data.listing and decoded.counts == task.data.counts:
-        aside = held_out(decoded.labels, task.data.share, task.data.seed).nonzero().squeeze(1)
-        # Measured as it was then: the same pictures in the same batches.
-        then = Split(decoded.images, decoded.labels[aside], aside)
+    aside = held_out(decoded.labels, task.data.share, task.data.seed).nonzero().squeeze(1)
+    then = Split(decoded.images, decoded.labels[aside], aside)
+    if pixels(then) == task.data.pixels:  # measured as it was then: the same pictures in the same batches
         scores = logits(dense, then, preparation(task.preprocessing))
         part = float((scores.argmax(1) == then.labels).sum()) / len(then)
     skipped = len(decoded.unreadable) + len(decoded.ignored)
