@@ -116,7 +116,10 @@ def environment() -> dict[str, Any]:
 
 @cache
 def _commit() -> str | None:
-    """The git commit of the source that runs, if it is a checkout; '+' where files differ from it."""
+    """The git commit of the source that runs; '+' where files differ from it. A copy that is no checkout is told it by
+    ZEROFORGET_COMMIT."""
+    if told_by_hand := os.environ.get("ZEROFORGET_COMMIT"):
+        return told_by_hand
     here = Path(__file__).resolve().parent
     try:
         told = subprocess.run(
