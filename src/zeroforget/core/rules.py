@@ -40,6 +40,12 @@ def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
     return [tuple(labels)] * len(outs)
 
 
+@rule("new_zeros new_ones new_empty new_full new_tensor")
+def _fresh(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    """A new tensor takes its kind from another, not its features."""
+    return [tuple(outs[0].shape)]
+
+
 @rule("glu")
 def _glu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     """A value and its gate lie one after the other in one axis: they grow together."""

@@ -1,0 +1,128 @@
+"""A classifier that is already in service, head and all, becomes the first task of a network that grows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.axes import CannotGrow
+from zeroforget.core.grow import grow
+from zeroforget.core.network import GrowingNetwork
+
+
+def adopt(
+    classifier: nn.Module,
+    example: Tensor,
+    *,
+    task: str = "first",
+    classes: Sequence[str] | None = None,
+    limit: float | None = None,
+    unit: str = "features",
+    align: int = 1,
+    keep: Collection[str] = (),
+    fn: str = "reused",
+    bridge: str = "zero",
+    unknown: str = "refuse",
+) -> GrowingNetwork:
+    """Turn a trained classifier, which is left as it is, into a growing network that knows its task already.
+
+    The last linear layer, the one that writes the class scores, becomes the task's head; all before it grows with
+    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit.
+
+    Args:
+        classifier: any module that returns (batch, classes); its axes are found by watching it run.
+        example: a batch of inputs.
+        task: what to call what it knows.
+        classes: the names of its classes, to check their number.
+        limit, unit, align, keep, fn, bridge, unknown: as for `grow`.
+
+    Raises:
+        CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
+        ValueError: an argument is out of range.
+    """
+    features, head = split_head(classifier, example)
+    if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):
+        raise ValueError(
+            f"the classifier has {head.out_features} classes, but classes names {len(set(classes))} different ones"
+        )
+    net = grow(features, example, limit=limit, unit=unit, align=align, keep=keep, fn=fn, bridge=bridge, unknown=unknown)
+    net.add_task(task, head.out_features)
+    net.eval()
+    own = net.heads[0]
+    with torch.no_grad():
+        own.get_parameter("weight").copy_(head.weight)
+        own.get_parameter("bias").zero_()
+        if head.bias is not None:
+            own.get_parameter("bias").copy_(head.bias)
+    _compare(net, classifier, example)
+    return net
+
+
+def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
+    """The classifier without its last linear layer, as a copy, and that layer."""
+    path, out = _find_head(classifier, example)
+    head = classifier.get_submodule(path)
+    assert isinstance(head, nn.Linear)
+    if not path:
+        raise CannotGrow(
+            "the classifier is only a head, a single linear layer; there are no features to grow before it"
+        )
+    if out.dim() != 2:
+        raise CannotGrow(
+            f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
+        )
+    # The copy needs no head of its own, and what is tied to the head's weight stays with the features.
+    features = copy.deepcopy(classifier, {id(head): nn.Identity()})
+    return features, head
+
+
+def _find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
+    """The path of the linear layer whose output is the classifier's own."""
+    written: list[tuple[str, Any]] = []
+    handles = [
+        module.register_forward_hook(lambda _m, _a, out, path=path: written.append((path, out)))
+        for path, module in classifier.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    was = classifier.training
+    try:
+        with torch.no_grad():
+            out = classifier.eval()(example)
+    finally:
+        classifier.train(was)
+        for handle in handles:
+            handle.remove()
+    if not isinstance(out, Tensor):
+        raise CannotGrow(
+            f"the classifier returned {type(out).__name__}, so its head cannot be found. Wrap it in a module whose "
+            "forward returns the class scores alone"
+        )
+    paths = [path for path, value in written]
+    last = next((path for path, value in reversed(written) if value is out), None)
+    if last is None or paths.count(last) != 1:
+        raise CannotGrow(
+            "the class scores do not come straight from one linear layer, so there is no head to split off. Replace "
+            "what comes last by nn.Identity() and pass that network to grow(), then add a task for its classes"
+        )
+    return last, out
+
+
+@torch.no_grad()
+def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> None:
+    was = classifier.training
+    try:
+        expected = classifier.eval()(example)
+    finally:
+        classifier.train(was)
+    got = net(example, 0)
+    if not torch.equal(got, expected):
+        worst = float((got - expected).abs().max())
+        raise CannotGrow(
+            f"the adopted network's logits differ from the classifier's by {worst:.3g}. Its parameters may lie in "
+            "memory in another order (channels last): bring them to the usual one with "
+            ".to(memory_format=torch.contiguous_format) first"
+        )
