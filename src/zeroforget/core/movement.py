@@ -100,6 +100,9 @@ def _split(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     dim = dimension(given.get("dim", 0), len(x))
     pieces = cut(x[dim], [o.shape[dim] for o in outs])
+    if "chunks" in given and len({size(p) for p in pieces}) == 1:
+        for piece in pieces[1:]:  # so many equal parts: they grow by the same number
+            unify(pieces[0], piece)
     return [(*x[:dim], piece, *x[dim + 1 :]) for piece in pieces]
 
 
