@@ -226,6 +226,13 @@ class GrowingNorm(nn.Module):
         self.given = None
         self.tasks.append(new.train(self.training))
 
+    def __getattr__(self, name: str) -> Any:
+        """What other code reads of the plain layer (`eps`, `weight`) is the newest task's."""
+        tasks = self.__dict__.get("_modules", {}).get("tasks")
+        if name in self.__dict__.get("_modules", {}) or not tasks:
+            return super().__getattr__(name)
+        return getattr(tasks[-1], name)
+
     def drop_task(self) -> None:
         """Forget the newest task's normalization; the one before is open again."""
         like = self.tasks[-1]
