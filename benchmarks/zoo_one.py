@@ -20,7 +20,7 @@ def convert(choice: Choice) -> dict[str, Any]:
     """A row of the results."""
     torch.manual_seed(0)
     plain, shape = build(choice)
-    plain.eval()
+    plain.requires_grad_(False).eval()
     x = torch.randn(2, *shape)
     row: dict[str, Any] = {"weights": sum(p.numel() for p in plain.parameters()), "size": shape[1]}
     warnings.simplefilter("ignore")

@@ -31,7 +31,8 @@ def adopt(
     """Turn a trained classifier, which is left as it is, into a growing network that knows its task already.
 
     The last linear layer, the one that writes the class scores, becomes the task's head; all before it grows with
-    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit.
+    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit (as it
+    answers in service: in eval mode, its parameters frozen).
 
     Args:
         classifier: any module that returns (batch, classes); its axes are found by watching it run.
@@ -114,10 +115,16 @@ def _find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
 @torch.no_grad()
 def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> None:
     was = classifier.training
+    # Some kernels are chosen by whether parameters want gradients, even where none are computed.
+    learning = [p for p in classifier.parameters() if p.requires_grad]
     try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
         expected = classifier.eval()(example)
     finally:
         classifier.train(was)
+        for parameter in learning:
+            parameter.requires_grad_(True)
     got = net(example, 0)
     if not torch.equal(got, expected):
         worst = float((got - expected).abs().max())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zeroforget.core import movement as _movement  # noqa: F401  (both fill the table of rules)
 from zeroforget.core import rules as _rules  # noqa: F401
-from zeroforget.core.dense import hollow
+from zeroforget.core.dense import hollow, is_norm
 from zeroforget.core.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
 from zeroforget.core.remembered import remembered
 from zeroforget.core.trace import Watcher, watch
@@ -86,6 +86,7 @@ def find_axes(
         )
     found = _Found(net, watcher, dict(care or {}))
     _keep(watcher, keep)
+    found.hold_buffers()
     found.tie()
     found.give_up()
     axes_found = found.settle(labels[1])
@@ -159,6 +160,15 @@ class _Found:
                         except Clash:
                             continue
 
+    def hold_buffers(self) -> None:
+        """A buffer of a user's own module has values that only that module knows how to make: it keeps its shape."""
+        for path, module in self.net.named_modules():
+            if not is_norm(module):
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        for term in self.of(f"{path}.{name}" if path else name):
+                            fix(term)
+
     def give_up(self) -> None:
         """Fix what an operator without a rule touched, and what modules that need care handle."""
         for problem in self.watcher.problems:
@@ -191,9 +201,8 @@ class _Found:
                         names[axis] = _unique(first, names.values())
         tensors = {name: tuple(settle(term, names) for term in self.of(name)) for name in self.names}
         sizes = {name: axis.size for axis, name in names.items()}
-        kept = [
-            p for p in watcher.layers if not any(any(axis_names(t[0])) for n, t in tensors.items() if _of(n, p) and t)
-        ]
+        grown = {p for p, terms in watcher.written.items() if any(a in names for t in terms for a in axes(t))}
+        kept = [path for path in watcher.layers if path not in grown]
         return Axes(
             sizes=sizes,
             tensors=tensors,
@@ -214,7 +223,7 @@ class _Found:
             path: list(dict.fromkeys(settle(term, names) for term in self.handled(path)))
             for path, _ in self.net.named_modules()
         }
-        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED))
+        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) == Care.ALL)
         told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
         return guessed | told
 

@@ -96,7 +96,7 @@ def _convolution(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
         count = Axis(groups)
         unify(channels, Prod((count, size(into))))
         unify(out, Prod((count, size(out) // groups)))
-        w.attributes[w.owner(given["weight"]), "groups"] = (count,)
+        w.attributes[w.layer(given["weight"]), "groups"] = (count,)
     if given.get("bias") is not None:
         unify(out, w.of(given["bias"])[0])
     w.writes(given["weight"], out, outs[0])

@@ -59,6 +59,8 @@ class Watcher(TorchDispatchMode):
         other code reads their weight."""
         self.overwritten: set[str] = set()
         """Paths of layers whose output an operator then changes in place."""
+        self.written: dict[str, list[Term]] = {}
+        """Path of a layer → the labels of the features it writes."""
         self.layers: list[str] = []
         """Paths of the layers that write features, in the order they ran."""
         self.paths: list[str] = [""]
@@ -97,13 +99,18 @@ class Watcher(TorchDispatchMode):
         """The path of the module that holds this parameter."""
         return self._owners.get(id(parameter), "").rpartition(".")[0]
 
+    def layer(self, weight: Tensor) -> str:
+        """The path of the layer whose weight this is; of a weight computed on the fly, the module that does so."""
+        return self.owner(weight) if self.is_parameter(weight) else self.paths[-1]
+
     def writes(self, weight: Tensor, term: Term, out: Tensor) -> None:
         """A layer's weight computes these features into `out`."""
-        path = self.owner(weight) or self.paths[-1]
+        path = self.layer(weight)
         if not is_layer(self._modules[self.paths[-1]]):
             self.normalized.add(path)
         if path not in self.layers:
             self.layers.append(path)
+        self.written.setdefault(path, []).append(term)
         for axis in axes(term):
             if path not in axis.writers:
                 axis.writers.append(path)
@@ -146,7 +153,7 @@ class Watcher(TorchDispatchMode):
             unify(term, features)
         if module.in_proj_bias is not None:
             unify(self.of(module.in_proj_bias)[0], Prod((3, heads, module.head_dim)))
-        self.attributes[path, "num_heads"] = (heads,)
+        self.attributes[path, "num_heads"], self.attributes[path, "head_dim"] = (heads,), (module.head_dim,)
         for name in ("embed_dim", "kdim", "vdim"):
             self.attributes[path, name] = (features,)
         for name in ("in_features", "out_features"):

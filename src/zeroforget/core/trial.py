@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zeroforget.core.axes import Axes
 from zeroforget.core.births import Places, select
 from zeroforget.core.growth import Room
-from zeroforget.core.labels import axis_names, births_of
+from zeroforget.core.labels import Clash, axis_names, births_of
 from zeroforget.core.layers import GrowingNorm
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.tensors import GrowingTensor
@@ -29,7 +29,7 @@ class Broke(Exception):
         self.path, self.why = path, why
 
 
-ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, NotImplementedError)
+ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, Clash)
 """What a network of the wrong width raises."""
 
 
