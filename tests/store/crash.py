@@ -116,7 +116,7 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
     """`rounds` kills at random moments, and `steps` before a randomly chosen file operation (-1: before each)."""
     draw = random.Random(seed)
     open_model(trained).ship(base / "update.zfu", since="low")
-    out = []
+    out: list[dict[str, object]] = []
     kinds = ["learn", "receive", "undo"]
     seconds: dict[str, float] = {}
     for kind in kinds:
@@ -128,7 +128,11 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
             return code
 
         attempt(kind, base, trained, data, unharmed)
-    out += [attempt(k, base, trained, data, at_random(seconds[k], draw)) for k in _chosen(kinds, rounds)]
+    for kind in kinds:
+        while sum(bool(one["killed"]) for one in out if one["kind"] == kind) < rounds // len(kinds):
+            out.append(attempt(kind, base, trained, data, at_random(seconds[kind], draw)))
+            if not out[-1]["killed"]:
+                seconds[kind] *= 0.9  # it was done before it could be killed
     for kind in kinds:
         numbers = range(10_000) if steps < 0 else sorted(draw.sample(range(60 if kind == "learn" else 25), steps))
         for number in numbers:
@@ -136,10 +140,6 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
             if not out[-1]["killed"]:
                 break
     print(json.dumps(out))
-
-
-def _chosen(kinds: list[str], rounds: int) -> list[str]:
-    return [kinds[number % len(kinds)] for number in range(rounds)]
 
 
 if __name__ == "__main__":

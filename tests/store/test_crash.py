@@ -43,7 +43,7 @@ def test_killed_at_some_moments(trained: Path, data: Path, tmp_path: Path) -> No
 
 @pytest.mark.soak
 def test_killed_at_random_moments_and_before_every_file_operation(trained: Path, data: Path, tmp_path: Path) -> None:
-    found = campaign(trained, data, tmp_path, rounds=90, steps=-1, seed=2)
+    found = campaign(trained, data, tmp_path, rounds=54, steps=-1, seed=2)
     assert sum(one["killed"] for one in found if "step" not in one) >= 50
     assert sum(one["killed"] for one in found if "step" in one) >= 30
 
@@ -97,21 +97,12 @@ def refused(model: Model, data: Path, number: int, code: int) -> str:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_some_writes_refused(model: Model, data: Path, code: int) -> None:
-    numbers = (0, 2, 4, 7, 9, 12, 17) if code == errno.ENOSPC else (1, 3, 5, 8, 11, 15, 16)
-    hits = [refused(model, data, number, code) for number in numbers]
-    assert set(hits) >= {"write", "fsync"}
-    model.learn(data / "high", "high", **(LATER | {"epochs": 1}))
-    assert model.verify()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_every_write_refused(model: Model, data: Path, code: int) -> None:
     hits = []
     while not hits or hits[-1]:
         hits.append(refused(model, data, len(hits), code))
     assert len(hits) > 15
+    assert {"write", "fsync", "rename", "mkdir"} <= set(hits)
     model.learn(data / "high", "high", **(LATER | {"epochs": 1}))
     assert model.verify()
 
