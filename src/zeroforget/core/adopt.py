@@ -31,8 +31,8 @@ def adopt(
     """Turn a trained classifier, which is left as it is, into a growing network that knows its task already.
 
     The last linear layer, the one that writes the class scores, becomes the task's head; all before it grows with
-    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit (as it
-    answers in service: in eval mode, its parameters frozen).
+    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit, as
+    it answers in service: in eval mode, its parameters frozen.
 
     Args:
         classifier: any module that returns (batch, classes); its axes are found by watching it run.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zeroforget.core import movement as _movement  # noqa: F401  (both fill the table of rules)
 from zeroforget.core import rules as _rules  # noqa: F401
 from zeroforget.core.dense import hollow, is_norm
-from zeroforget.core.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
+from zeroforget.core.labels import Axis, Clash, Label, Term, axes, choose, fix, settle, size, unify
 from zeroforget.core.remembered import remembered
 from zeroforget.core.trace import Watcher, watch
 
@@ -32,9 +32,11 @@ class Care(IntEnum):
     """Adapt every number that fits."""
     TIED = 2
     """Let all that has the same size there grow together."""
-    WHOLE = 3
+    TIED_ALL = 3
+    """Both."""
+    WHOLE = 4
     """Do not add to what their views make (heads)."""
-    STILL = 4
+    STILL = 5
     """Leave all features that they handle as they are."""
 
 
@@ -72,11 +74,12 @@ def find_axes(
     keep: Collection[str] = (),
     unknown: str = "refuse",
     care: Mapping[type[nn.Module], tuple[Care, str]] | None = None,
+    held: Collection[str] | None = None,
 ) -> Axes:
     """Trace `net` on a batch like `example`. Axes written by modules named in `keep` (or below them) do not grow.
 
     What cannot be followed is refused, or with `unknown="keep"` stays as it is. `care` says of module classes how they
-    must be treated, and why.
+    must be treated, and why; `held` names the buffers that keep their shape, if that cannot be told from their values.
     """
     watcher, out, labels = _watch(net, _batch(example))
     if out.dim() != 2:
@@ -86,13 +89,24 @@ def find_axes(
         )
     found = _Found(net, watcher, dict(care or {}))
     _keep(watcher, keep)
-    found.hold_buffers()
+    found.hold(fixed_buffers(net) if held is None else held)
     found.tie()
     found.give_up()
     axes_found = found.settle(labels[1])
     if unknown == "refuse":
         refuse(axes_found)
     return axes_found
+
+
+def fixed_buffers(net: nn.Module) -> list[str]:
+    """Buffers of a user's own modules that hold more than one number over and over."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in net.named_modules(remove_duplicate=False)
+        if not is_norm(module)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
+    ]
 
 
 def refuse(found: Axes) -> None:
@@ -138,12 +152,14 @@ class _Found:
     def of(self, name: str) -> tuple[Term, ...]:
         return self.watcher.of(self.watcher.named[name])
 
-    def handled(self, path: str) -> list[Term]:
-        """The labels that a module's own code meets: of its tensors and its plain layers' too."""
+    def handled(self, path: str, *, deep: bool = False) -> list[Term]:
+        """The labels that a module's own code meets: of its tensors and its plain layers', or of all inside it."""
         inside = [n for n in self.names if n.startswith(f"{path}." if path else "")]
         depth = path.count(".") + (1 if path else 0)
         near = [n for n in inside if n.count(".") <= depth + 1]
-        return [*chain.from_iterable(self.of(n) for n in near), *self.watcher.seen.get(path, {}).values()]
+        far = [n for n in inside if n not in near] if deep else []
+        seen = self.watcher.seen.get(path, {}).values()
+        return [*chain.from_iterable(self.of(n) for n in near), *seen, *chain.from_iterable(self.of(n) for n in far)]
 
     def level(self, module: nn.Module) -> Care:
         return self.care.get(type(module), (Care.NAMED, ""))[0]
@@ -151,7 +167,7 @@ class _Found:
     def tie(self) -> None:
         """Dimensions of one size in a module that knows only one number for them become one."""
         for path, module in self.net.named_modules():
-            if self.level(module) == Care.TIED:
+            if self.level(module) in (Care.TIED, Care.TIED_ALL):
                 by_size: dict[int, Term] = {}
                 for term in self.handled(path):
                     if any(axes(term)):
@@ -160,14 +176,11 @@ class _Found:
                         except Clash:
                             continue
 
-    def hold_buffers(self) -> None:
-        """A buffer of a user's own module has values that only that module knows how to make: it keeps its shape."""
-        for path, module in self.net.named_modules():
-            if not is_norm(module):
-                for name, buffer in module._buffers.items():
-                    if buffer is not None:
-                        for term in self.of(f"{path}.{name}" if path else name):
-                            fix(term)
+    def hold(self, buffers: Iterable[str]) -> None:
+        """These buffers have values that only their module knows how to make: they keep their shape."""
+        for name in buffers:
+            for term in self.of(name):
+                fix(term)
 
     def give_up(self) -> None:
         """Fix what an operator without a rule touched, and what modules that need care handle."""
@@ -220,10 +233,10 @@ class _Found:
         self, names: Mapping[Axis, str], sizes: Mapping[str, int]
     ) -> dict[tuple[str, str], tuple[Label, ...]]:
         pools = {
-            path: list(dict.fromkeys(settle(term, names) for term in self.handled(path)))
+            path: list(dict.fromkeys(settle(term, names) for term in self.handled(path, deep=True)))
             for path, _ in self.net.named_modules()
         }
-        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) == Care.ALL)
+        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED_ALL))
         told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
         return guessed | told
 

@@ -211,3 +211,11 @@ def _channel_shuffle(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[L
     x = w.of(given["self"])
     lead, rest = split(x[1], int(given["groups"]))
     return [(x[0], product([resolve(rest), resolve(lead)]), *x[2:])]
+
+
+@rule("col2im")
+def _fold(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    x = w.of(given["self"])
+    channels = Axis(outs[0].shape[1])
+    unify(x[1], Prod((channels, size(x[1]) // size(channels))))
+    return [(x[0], channels, *outs[0].shape[2:])]

@@ -179,8 +179,8 @@ class GrowingNetwork(nn.Module):
         for tensor in self._tensors():
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
-        self._restore_buffers()
         self._resize(task - 1)
+        self._restore_buffers()
         self.history.pop()
         self._shares.pop()
         self._cache.clear()
@@ -387,6 +387,15 @@ class GrowingNetwork(nn.Module):
             if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
                 for attribute, value in self._numbers(path, module, task).items():
                     setattr(live, attribute, value)
+                for name, buffer in live._buffers.items():
+                    if buffer is not None:
+                        live._buffers[name] = self._sized(path, name, buffer, task)
+
+    def _sized(self, path: str, name: str, buffer: Tensor, task: int) -> Tensor:
+        """A buffer of the user's own for a task. One that grows holds the same number everywhere."""
+        labels = self.axes.tensors[f"{path}.{name}" if path else name]
+        shape = [int((births_of(label, self._births) <= task).sum()) for label in labels]
+        return buffer if list(buffer.shape) == shape else buffer.flatten()[0].expand(shape).clone()
 
     def _live(self, path: str) -> nn.Module | None:
         """The live module at a path of the plain network; none for the parts of a normalization layer."""
@@ -431,7 +440,7 @@ class GrowingNetwork(nn.Module):
             for name, buffer in live._buffers.items():
                 if buffer is not None:
                     value = buffer if kept is None else kept.get_buffer(_key(path, name))
-                    set_tensor(module, name, value.clone())
+                    set_tensor(module, name, self._sized(path, name, value, task).clone())
         for attribute, value in self._numbers(path, module, task).items():
             setattr(module, attribute, value)
         return module

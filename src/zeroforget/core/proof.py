@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.axes import Axes, CannotGrow, Care, find_axes, refuse
+from zeroforget.core.axes import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse
 from zeroforget.core.dense import hollow, reshaped
 from zeroforget.core.trace import without_caches
 from zeroforget.core.trial import ERRORS, Broke, Trial, Unlike, short, where
@@ -36,10 +36,10 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
     care: Treatment = {}
     kept, given_up = list(keep), dict[str, str]()
     shapes_tell = _runs(hollow(net).eval(), example.to("meta"))
-    numbers = None
+    numbers, held = None, fixed_buffers(net)
     for _ in range(_TRIES):
-        axes = find_axes(net, example, keep=kept, unknown="keep", care=care)
-        failure = _try_shapes(net, axes, example, kept, care) if shapes_tell else None
+        axes = find_axes(net, example, keep=kept, unknown="keep", care=care, held=held)
+        failure = _try_shapes(net, axes, example, kept, care, held) if shapes_tell else None
         if failure is None:
             numbers = numbers or _exact(net, example)
             failure = _try_numbers(*numbers, axes, given_up, kept)
@@ -71,13 +71,15 @@ def _runs(net: nn.Module, x: Tensor) -> bool:
 # By shapes ------------------------------------------------------------------------------------------------------
 
 
-def _try_shapes(net: nn.Module, axes: Axes, example: Tensor, keep: Collection[str], care: Treatment) -> Failure | None:
+def _try_shapes(
+    net: nn.Module, axes: Axes, example: Tensor, keep: Collection[str], care: Treatment, held: Collection[str]
+) -> Failure | None:
     """A wider network must run and, watched in its turn, show the same axes. It needs no storage for that."""
     # Neighbours grow by different numbers, so that none is taken for another.
     widths = {axis: size + 1 + i % 3 for i, (axis, size) in enumerate(axes.sizes.items())}
     wide = reshaped(net, axes.tensors, axes.attributes, widths)
     try:
-        again = find_axes(wide, example, keep=keep, unknown="keep", care=care)
+        again = find_axes(wide, example, keep=keep, unknown="keep", care=care, held=held)
     except ERRORS as error:
         return Failure(where(wide, example.to("meta")[:2]), short(error))
     for name, labels in axes.tensors.items():
@@ -99,14 +101,11 @@ def _alone(net: nn.Module, axes: Axes, example: Tensor, failure: Failure) -> dic
 
 def _give_up(axes: Axes, bad: Mapping[str, str], kept: list[str], given_up: dict[str, str]) -> bool:
     """Keep these axes from now on; whether there was any."""
-    for axis, why in bad.items():
-        path = axis.partition("#")[0]
-        path = path if path in axes.layers else ""
-        if path in kept:
-            raise CannotGrow(why)
-        given_up[path] = why
-        kept.append(path)
-    return bool(bad)
+    paths = {axis.partition("#")[0]: why for axis, why in bad.items()}
+    new = {(path if path in axes.layers else ""): why for path, why in paths.items() if path not in kept}
+    given_up.update(new)
+    kept.extend(new)
+    return bool(new)
 
 
 def _reason(failure: Failure) -> str:
@@ -189,4 +188,6 @@ def _try_numbers(
         raise CannotGrow(str(error)) from error
     except Broke as broke:
         return Failure(broke.path, broke.why)
-    return Failure("", "") if _give_up(axes, bad, kept, given_up) else None
+    if bad and not _give_up(axes, bad, kept, given_up):
+        raise CannotGrow(next(iter(bad.values())))
+    return Failure("", "") if bad else None
