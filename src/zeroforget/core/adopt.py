@@ -76,9 +76,18 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
         raise CannotGrow(
             f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
         )
-    # The copy needs no head of its own, and what is tied to the head's weight stays with the features.
-    features = copy.deepcopy(classifier, {id(head): nn.Identity()})
-    return features, head
+    features = copy.deepcopy(classifier, {id(head): nn.Identity()})  # the copy needs no head of its own
+    try:
+        with torch.no_grad():
+            same = torch.allclose(head(features.eval()(example)), out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
+    except (RuntimeError, AttributeError, TypeError):
+        same = False
+    if not same:
+        raise CannotGrow(
+            f"other code reads its head '{path}', or changes what it returns, so it cannot be split off. Let the "
+            "forward end with that layer alone"
+        )
+    return features.train(classifier.training), head
 
 
 def _find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
