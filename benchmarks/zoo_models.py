@@ -66,7 +66,8 @@ def _timm(families: int) -> Iterator[Choice]:
 def _order(name: str) -> tuple[float, int, str]:
     """The models that say they are small first, those that say they are large last; then the shortest name."""
     small = next((i for i, word in enumerate(SMALL) if word in name), len(SMALL))
-    large = 20 * sum(word in name for word in LARGE)
+    small = min(small, 4 if re.search(r"_(t|s|n|t0|s0|b0|m0)(_|\d*$)", name) else small)
+    large = 20 * sum(word in name for word in LARGE) + 10 * bool(re.search(r"_(h|g|l|x|b)(_|$)", name))
     numbers = [int(n) for n in re.findall(r"\d+", name)]
     resolution = max((n for n in numbers if n >= 160), default=0) / 100
     return (small + large + resolution + sum(n for n in numbers if n < 160) / 100, len(name), name)
