@@ -27,13 +27,13 @@ class NaiveMasks(nn.Module):
                 old_in = below.repeat_interleave(inputs // len(below))
             mask = (~(old[:, None] & old_in[None, :])).float().to(layer.weight.device)
             mask = mask.view(*mask.shape, *[1] * (layer.weight.dim() - 2))
-            used = torch.ones(out, device=layer.weight.device)
             shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (1, -1)
+            used = torch.ones(out, device=layer.weight.device).view(shape)
             layer.weight.register_hook(lambda g, mask=mask: g * mask)
             new = (~old).float().to(layer.weight.device)
             assert layer.bias is not None
             layer.bias.register_hook(lambda g, new=new: g * new)
-            layer.register_forward_hook(lambda _m, _a, y, used=used.view(shape): y * used.to(y.dtype))
+            layer.register_forward_hook(lambda _m, _a, y, used=used: y * used.to(y.dtype))
             below = old
 
     def forward(self, x: Tensor) -> Tensor:

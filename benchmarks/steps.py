@@ -1,4 +1,4 @@
-"""One learning step: fine-tuning, growing, naive masks and the floor, in one run. `python -m benchmarks.steps --help`."""
+"""One learning step: fine-tuning, growing, naive masks and the floor, in one run (`python -m benchmarks.steps`)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
     x = x.contiguous(memory_format=layout)
 
     def plain() -> tuple[nn.Module, nn.Linear]:
-        net = build(args.network, shape, width=args.width).to(device).to(memory_format=layout)
+        net = _laid_out(build(args.network, shape, width=args.width).to(device), layout)
         return net, nn.Linear(_features(net, x), CLASSES, device=device)
 
     def growing(fn: str, align: int) -> GrowingNetwork:
@@ -78,7 +78,8 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
         grown = grow(net, torch.randn(2, *shape), start=frozen, align=align, fn=fn)
         grown.add_task("old", CLASSES)
         grown.add_task("new", CLASSES, growth=grown.left())
-        return grown.to(device).to(memory_format=layout).train()
+        _laid_out(grown.to(device), layout)
+        return grown.train()
 
     steps: dict[str, Step] = {}
 
@@ -94,6 +95,11 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
             name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
             enter(name, growing(fn, align), True, "new")
     return steps
+
+
+def _laid_out(net: nn.Module, layout: torch.memory_format) -> nn.Module:
+    net.to(memory_format=layout)  # type: ignore[call-overload]
+    return net
 
 
 def _features(net: nn.Module, x: Tensor) -> int:

@@ -1,0 +1,149 @@
+"""`make bench`: the ratios that matter, measured side by side in one run at a size that suits a laptop."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.memory import peak
+from benchmarks.steps import CLASSES, contestants, sgd, step_of
+from benchmarks.timing import captured, medians
+from zeroforget.core.grow import grow
+from zeroforget.data import Split, Task, scenario
+from zeroforget.methods.finetuning import Finetuning
+from zeroforget.nets import build
+from zeroforget.training import Fit, Regime
+from zeroforget.training.seeding import seeded
+
+Row = tuple[str, float]
+
+
+def step_ratios(device: str) -> Iterator[Row]:
+    """A step of each kind against a step of fine-tuning."""
+    for network, shape, width, batch in [("vgg16-tiny", [3, 32, 32], 0.25, 32), ("alexnet", [3, 64, 64], 0.5, 32)]:
+        for frozen in (0.95, 0.5):
+            args = argparse.Namespace(
+                network=network, shape=shape, width=width, batch=batch, device=device, align=[8], channels_last=False
+            )
+            times = medians(contestants(args, frozen, False), rounds=7)
+            for name, ms in times.items():
+                if name != "finetuning":
+                    yield f"{network}, {frozen:.0%} frozen: {name} / finetuning", ms / times["finetuning"]
+            yield f"{network}, {frozen:.0%} frozen: with normalization / without", times["tfm/8"] / times["tfm-nofn/8"]
+
+
+def inference_ratio(device: str) -> Iterator[Row]:
+    """A task's dense network against a plain one of the same widths."""
+    shape = (3, 32, 32)
+    net = grow(build("vgg16-tiny", shape, width=0.25), torch.randn(2, *shape), start=0.5)
+    net.add_task("old", CLASSES)
+    net.add_task("new", CLASSES, growth=0.25)
+    dense = net.dense("new").to(device)
+    plain = copy.deepcopy(dense)
+    for layer in plain.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            layer.reset_parameters()
+    x = torch.randn(64, *shape, device=device)
+
+    def run(model: nn.Module) -> Callable[[], Tensor]:
+        @torch.no_grad()
+        def step() -> Tensor:
+            out: Tensor = model(x)
+            return out
+
+        return step
+
+    times = medians({"dense": captured(run(dense)), "plain": captured(run(plain))}, rounds=15)
+    yield "inference: dense(task) / plain network of its widths", times["dense"] / times["plain"]
+
+
+def plain_loop(net: nn.Module, head: nn.Module, task: Task, epochs: int, device: str) -> None:
+    """The plainest PyTorch loop for what our fine-tuning does: shuffle, step, validate."""
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.05)
+    x, y = task.train.batch(torch.arange(len(task.train)))
+    val_x, val_y = task.val.batch(torch.arange(len(task.val)))
+    x, y, val_x, val_y = x.to(device), y.to(device), val_x.to(device), val_y.to(device)
+    for _ in range(epochs):
+        net.train()
+        for index in torch.randperm(len(x)).split(64):
+            batch = task.prepare.train(x[index])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(head(net(batch)), y[index])
+            loss.backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            F.cross_entropy(head(net(task.prepare.test(val_x))), val_y).item()
+
+
+def loop_ratio(device: str) -> Iterator[Row]:
+    """Our loop's fine-tuning against the plainest loop, the same epochs on the same data."""
+    task = scenario("digits/5", seed=0).tasks[0]
+    epochs = 5
+
+    def ours() -> None:
+        with seeded("net"):
+            method = Finetuning(build("lenet", (1, 16, 16)), torch.zeros(2, 1, 16, 16)).to(device)
+        method.learn(wide, Fit(Regime(epochs=epochs, device=device)))
+
+    def plainest() -> None:
+        with seeded("net"):
+            net = build("lenet", (1, 16, 16)).to(device)
+        plain_loop(net, nn.Linear(84, 2).to(device), wide, epochs, device)
+
+    wide = _larger(task)
+    times = medians({"ours": ours, "plainest": plainest}, rounds=7, seconds=0.0)
+    yield "fine-tuning: our loop / the plainest loop", times["ours"] / times["plainest"]
+
+
+def _larger(task: Task) -> Task:
+    """Digits at 16×16, so that a step is work and not only overhead."""
+    images = task.train.images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    train, val, test = (Split(images, s.labels, s.rows) for s in (task.train, task.val, task.test))
+    return Task(task.name, task.classes, train, val, test, task.prepare)
+
+
+def memory_ratio(device: str) -> Iterator[Row]:
+    """Peak memory of learning a 5 % growth against fine-tuning."""
+    shape = (3, 224, 224)
+    x, y = torch.randn(4, *shape, device=device), torch.randint(CLASSES, (4,), device=device)
+    plain = nn.Sequential(build("alexnet", shape), nn.Linear(4096, CLASSES)).to(device)
+    base = peak(step_of(plain, x, y, False, sgd(plain.parameters(), device)), _bytes(plain))
+    net = grow(build("alexnet", shape), torch.randn(2, *shape), start=0.95)
+    net.add_task("old", CLASSES)
+    net.add_task("new", CLASSES, growth=net.left())
+    net.to(device).train()
+    grown = peak(step_of(net, x, y, False, sgd(net.parameters(), device), "new"), _bytes(net))
+    yield "alexnet, 5 % growth: peak memory / fine-tuning's", grown / base
+
+
+def _bytes(model: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+
+
+def main() -> None:
+    """Measure everything and print the ratios."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="also write the ratios there, as JSON")
+    args = parser.parse_args()
+    rows: dict[str, float] = {}
+    for part in (step_ratios, inference_ratio, loop_ratio, memory_ratio):
+        for name, ratio in part(args.device):
+            rows[name] = ratio
+            print(f"{ratio:7.3f}  {name}", flush=True)
+    if args.out:
+        facts = {"device": args.device, "threads": torch.get_num_threads(), "torch": torch.__version__}
+        args.out.write_text(json.dumps(facts | {"platform": platform.platform(), "ratios": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
