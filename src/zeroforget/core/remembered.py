@@ -15,10 +15,10 @@ from zeroforget.core.dense import is_layer, is_norm, measure
 from zeroforget.core.labels import Label, Named, axis_names
 
 _SIZES = re.compile(
-    r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split|size"
+    r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split"
 )
 _PLACES = re.compile(
-    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|input_size|feat_size|area"
+    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool"
 )
 _COUNTS = re.compile(r"head|group|branch|split|num_")
 
