@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def test_ctrl_c_leaves_the_model_and_offers_what_is_there(garden: Path) -> None:
     ) as process:
         training = garden / "garden" / ".training"
         while process.poll() is None and not any(training.glob("phase-*.safetensors")):
-            pass
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told

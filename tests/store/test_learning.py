@@ -13,8 +13,12 @@ from safetensors.torch import save_file
 
 from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
 from zeroforget import nets
+from zeroforget.core.grow import grow
 from zeroforget.store import Model, ModelError, Watch, open_model
+from zeroforget.store.facts import Backbone
 from zeroforget.store.folder import TRAINING
+from zeroforget.store.network import example, plain_network
+from zeroforget.store.options import default_network
 from zeroforget.training import Progress
 
 
@@ -199,6 +203,16 @@ def test_a_colored_network_with_batch_norm(tmp_path: Path, data: Path) -> None:
     model.learn(data / "high", "high", epochs=1, flip=True, shift=1)
     assert model.shape == (3, 12, 12)
     assert model.verify()
+
+
+@pytest.mark.parametrize("size", [8, 28, 64, 128])
+def test_the_default_networks_grow(size: int) -> None:
+    network, width = default_network(size)
+    backbone = Backbone(network, {"width": width}, (3, size, size))
+    net = grow(plain_network(backbone, 0), example(backbone))
+    net.add_task("first", 2)
+    net.add_task("second", 3, 0.1)
+    assert net.dense("second")(torch.zeros(1, 3, size, size)).shape == (1, 3)
 
 
 def test_task_json_is_readable(trained: Path) -> None:

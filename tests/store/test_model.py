@@ -120,6 +120,7 @@ def test_readers_never_fail_while_tasks_come_and_go(model: Model, tmp_path: Path
                 reader = open_model(model.path)
                 assert 1 <= len(reader.tasks) <= 2
                 reader.dense("low")
+                assert reader.verify()
             except Exception as error:
                 failures.append(repr(error))
 
