@@ -1,4 +1,4 @@
-"""A classifier that is already in service becomes a model's first task, from its file of weights; nothing is trained."""
+"""A classifier in service becomes a model's first task, from its file of weights; nothing is trained."""
 
 from __future__ import annotations
 
@@ -112,9 +112,10 @@ def _load(plain: nn.Module, path: Path) -> dict[str, Tensor]:
     missing = {p: [n for n in needed if p + n not in values] for p in PREFIXES}
     prefix = min(PREFIXES, key=lambda p: len(missing[p]))
     if missing[prefix]:
+        more = f" and {len(missing[prefix]) - 1} more" if missing[prefix][1:] else ""
         raise ModelError(
-            f"{path} lacks '{missing[prefix][0]}'{f' and {len(missing[prefix]) - 1} more' if missing[prefix][1:] else ''}; "
-            "it should hold the tensors of the network by the names that nets.build gives them, and a head"
+            f"{path} lacks '{missing[prefix][0]}'{more}; it should hold the tensors of the network by the names that "
+            "nets.build gives them, and a head"
         )
     for name, tensor in own.items():
         if prefix + name in values:
@@ -130,8 +131,8 @@ def _head(rest: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     weights = [name for name, value in rest.items() if name.endswith("weight") and value.dim() == 2]
     if len(weights) != 1:
         raise ModelError(
-            f"{path} should hold one linear layer beside the network, its head (such as 'head.weight' and 'head.bias'); "
-            f"there {'are ' + str(len(weights)) if weights else 'is none'}"
+            f"{path} should hold one linear layer beside the network, its head (such as 'head.weight' and "
+            f"'head.bias'); there {'are ' + str(len(weights)) if weights else 'is none'}"
         )
     weight = rest[weights[0]]
     bias = rest.get(weights[0].removesuffix("weight") + "bias", torch.zeros(len(weight)))

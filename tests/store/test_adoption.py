@@ -1,0 +1,83 @@
+"""`zeroforget adopt`: a classifier's file of weights becomes a model whose first task answers bit for bit as it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from tests.store.helpers import LATER
+from zeroforget import nets
+from zeroforget.cli import app
+from zeroforget.store import ModelError, Options, Watch, open_model
+from zeroforget.store.adoption import Given, adopt
+
+
+def classifier(path: Path, prefix: str = "features.", head: str = "head") -> nn.Module:
+    """A classifier of three classes and its file."""
+    torch.manual_seed(0)
+    features = nets.build("small", (1, 8, 8), width=0.5)
+    width = features(torch.zeros(2, 1, 8, 8)).shape[1]
+    whole = nn.Sequential(features, nn.Linear(width, 3)).requires_grad_(False).eval()
+    values = {prefix + name: value for name, value in whole[0].state_dict().items()}
+    save_file(values | {f"{head}.weight": whole[1].weight.data, f"{head}.bias": whole[1].bias.data}, path)
+    return whole
+
+
+def given(weights: Path, **more: tuple[str, ...]) -> Given:
+    return Given(weights, (0.25,), (0.5,), **more)
+
+
+OPTIONS = Options(network="small", width=0.5, size=8, gray=True, held_out=0.5)
+
+
+@pytest.mark.parametrize(("prefix", "head"), [("", "fc"), ("features.", "head")])
+def test_its_logits_stay_its_own(data: Path, tmp_path: Path, prefix: str, head: str) -> None:
+    whole = classifier(tmp_path / "w.safetensors", prefix, head)
+    arguments = ["adopt", str(tmp_path / "m"), str(data / "middle"), "--task", "digits", "--network", "small"]
+    arguments += ["--weights", str(tmp_path / "w.safetensors"), "--width", "0.5", "--size", "8", "--gray"]
+    result = CliRunner().invoke(app, [*arguments, "--mean", "0.25", "--std", "0.5"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "adopted 'digits': 3 classes" in result.output
+    model = open_model(tmp_path / "m")
+    images = torch.stack([model.prepare(path) for path in sorted((data / "middle").rglob("*.png"))])
+    expected = whole((images.float() / 255 - 0.25) / 0.5)
+    torch.testing.assert_close(model.logits(images, "digits"), expected, rtol=1e-5, atol=1e-5)
+    dense = model.dense("digits")
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(dense(x), whole(x))
+    model.learn(data / "low", "low", **LATER)
+    assert torch.equal(model.dense("digits")(x), whole(x))
+    assert model.verify().holds
+
+
+def test_outputs_in_another_order_are_told_by_their_names(data: Path, tmp_path: Path) -> None:
+    whole = classifier(tmp_path / "w.safetensors")
+    order = ("digit4", "digit2", "digit3")
+    facts = adopt(
+        tmp_path / "m", data / "middle", "digits", given(tmp_path / "w.safetensors", classes=order), OPTIONS, Watch()
+    )
+    assert facts.classes == ("digit2", "digit3", "digit4")
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(open_model(tmp_path / "m").dense("digits")(x), whole(x)[:, [1, 2, 0]])
+
+
+def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -> None:
+    classifier(tmp_path / "w.safetensors")
+    good = given(tmp_path / "w.safetensors")
+    where = tmp_path / "m"
+    with pytest.raises(ModelError, match="3 outputs, but there are 2 names"):
+        adopt(where, data / "low", "digits", good, OPTIONS, Watch())
+    with pytest.raises(ModelError, match="mean and std need 1"):
+        adopt(where, data / "middle", "digits", Given(good.weights, (0.1, 0.2), (1.0,)), OPTIONS, Watch())
+    save_file({"head.weight": torch.zeros(3, 4)}, tmp_path / "bad.safetensors")
+    with pytest.raises(ModelError, match=r"bad\.safetensors lacks"):
+        adopt(where, data / "middle", "digits", given(tmp_path / "bad.safetensors"), OPTIONS, Watch())
+    assert not open_model(where).tasks
+    adopt(where, data / "middle", "digits", good, OPTIONS, Watch())
+    with pytest.raises(ModelError, match="there already"):
+        adopt(where, data / "middle", "digits", good, OPTIONS, Watch())
