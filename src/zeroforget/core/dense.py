@@ -65,6 +65,9 @@ def _numbers(
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         groups = one.get("groups", module.groups)
         return {"out_channels": weight[0], "in_channels": weight[1] * groups, "groups": groups}
+    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        groups = one.get("groups", module.groups)
+        return {"in_channels": weight[0], "out_channels": weight[1] * groups, "groups": groups}
     if isinstance(module, nn.GroupNorm):
         return {"num_channels": one["num_channels"], "num_groups": one.get("num_groups", module.num_groups)}
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):

@@ -73,7 +73,17 @@ class GrowingLayer(nn.Module):
         """False where the network overwrites this layer's output in place, which folding needs for backward."""
         self.folds = True
         self._room: Scaling | None = None
+        self._remembered = {k: getattr(plain, k) for k in _REMEMBERED if hasattr(plain, k)}
         self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
+
+    def __getattr__(self, name: str) -> Any:
+        """What other code reads of the plain layer: its sizes as they are now, the rest as it was."""
+        if name in self.__dict__.get("_remembered", ()):
+            shape = self.grown.value.shape
+            if name in {"out_features", "out_channels"}:
+                return shape[0]
+            return shape[1] if name == "in_features" else self._remembered[name]
+        return super().__getattr__(name)
 
     @property
     def weight(self) -> Tensor:
@@ -188,6 +198,7 @@ def _alike(room: Scaling, value: Tensor) -> bool:
 
 
 _SMALLEST_SCALE = 0.05
+_REMEMBERED = ("in_features", "out_features", "out_channels", "kernel_size", "stride", "padding", "dilation")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_NUMBERS = ("stride", "padding", "dilation", "groups", "padding_mode", "_reversed_padding_repeated_twice")
 

@@ -66,6 +66,7 @@ def _squeeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     chosen = given.get("dim", range(len(x)))
     dims = {dimension(d, len(x)) for d in ([chosen] if isinstance(chosen, int) else chosen)}
+    w.still(*(term for i, term in enumerate(x) if i in dims and size(term) == 1))
     return [tuple(term for i, term in enumerate(x) if not (i in dims and size(term) == 1))]
 
 
@@ -80,6 +81,7 @@ def _unsqueeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]
 def _expand(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x, shape = w.of(given["self"]), outs[0].shape
     old: list[Term] = [*[1] * (len(shape) - len(x)), *x]
+    w.still(*(term for term, n in zip(old, shape, strict=True) if size(term) != n))
     return [tuple(term if size(term) == n else n for term, n in zip(old, shape, strict=True))]
 
 

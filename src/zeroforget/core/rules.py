@@ -103,6 +103,28 @@ def _convolution(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
     return [(*x[: len(x) - 1 - len(kernel)], out, *outs[0].shape[-len(kernel) :])]
 
 
+@rule("conv_transpose1d conv_transpose2d conv_transpose3d")
+def _transposed(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    """Here the inputs come first in the weight. Whole groups are born, if there are any."""
+    x, (into, out, *kernel) = w.of(given["input"]), w.of(given["weight"])
+    channels, groups = x[-1 - len(kernel)], int(given.get("groups", 1))
+    for term in (*kernel, *x[len(x) - len(kernel) :]):
+        fix(term)
+    if groups == 1:
+        w.couple([channels])
+    else:
+        fix(out)
+        count = Axis(groups)
+        unify(into, Prod((count, size(into) // groups)))
+        out = Prod((count, size(out))) if size(out) > 1 else count
+        w.attributes[w.layer(given["weight"]), "groups"] = (count,)
+    unify(channels, into)
+    if given.get("bias") is not None:
+        unify(out, w.of(given["bias"])[0])
+    w.writes(given["weight"], out, outs[0])
+    return [(*x[: len(x) - 1 - len(kernel)], out, *outs[0].shape[-len(kernel) :])]
+
+
 @rule("embedding")
 def _embedding(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     words, out = w.of(given["weight"])
@@ -137,7 +159,10 @@ def _broadcast(a: Labels, b: Labels) -> list[Term]:
         if size(longer[i]) == size(term):
             unify(longer[i], term)
         elif size(longer[i]) == 1:
+            fix(longer[i])
             longer[i] = term
+        else:
+            fix(term)
     return longer
 
 
