@@ -12,6 +12,7 @@ from zeroforget.cli.app import app, console
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
+    from zeroforget.experiments.results import Results
 
 
 @app.command("run")
@@ -68,9 +69,8 @@ def table_command(
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
     from zeroforget.experiments import formats
     from zeroforget.experiments import tables as made
-    from zeroforget.experiments.results import load_runs
 
-    results = load_runs(runs)
+    results = _load(runs)
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
     if style == "terminal" and output is None:
@@ -82,6 +82,26 @@ def table_command(
         for group in made.groups(results):
             text = formats.plain(made.COSTS, made.costs(group))
             console.print(f"{group[0].scenario} · {group[0].network}\n{text}", soft_wrap=True, highlight=False)
+
+
+@app.command("archive")
+def archive_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those below them count too.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, such as results/digits.json.")],
+) -> None:
+    """Finished runs as one small JSON file, without their training curves; `table` reads it like the runs."""
+    from zeroforget.experiments import archive
+
+    results = _load(runs)
+    archive.save(results, output)
+    console.print(f"wrote {len(results)} runs to {output}", soft_wrap=True, highlight=False)
+
+
+def _load(paths: list[Path]) -> list[Results]:
+    from zeroforget.experiments import archive
+    from zeroforget.experiments.results import load_runs
+
+    return [each for path in paths for each in (archive.load(path) if archive.is_archive(path) else load_runs([path]))]
 
 
 def _put(text: str, output: Path | None) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,13 +105,15 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "zeroforget": __version__,
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(
+            ["zeroforget" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name, *sys.argv[1:]]
+        ),
     }
 
 

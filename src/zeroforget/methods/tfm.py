@@ -40,7 +40,7 @@ class Tfm(Method):
     family = "mask-based"
     zero_forgetting = True
     grows = True
-    overhead_formula = "2 bits + 2 floats per feature and task"
+    overhead_formula = "2 bits (+ 2 floats with fn) per feature and task"
 
     net: GrowingNetwork
 

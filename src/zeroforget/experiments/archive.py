@@ -1,0 +1,59 @@
+"""Many runs in one small JSON file, for keeping with the source: everything but the epochs' curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zeroforget.experiments.results import Results, write_json
+
+FORMAT = "zeroforget results 1"
+
+
+def pack(results: Sequence[Results]) -> dict[str, Any]:
+    """The archive of these runs; what all of them share stands once."""
+    rows = []
+    for each in results:
+        values = each.to_dict()
+        values["logs"] = [
+            {"epochs": len(log["epochs"]), "best": log["best"], "stopped": log["stopped"], "notes": log["notes"]}
+            for log in values["logs"]
+        ]
+        values["seconds"] = [round(s, 1) for s in values["seconds"]]
+        rows.append(values)
+    shared = {key: rows[0][key] for key in rows[0] if all(row[key] == rows[0][key] for row in rows)} if rows else {}
+    own = [{key: value for key, value in row.items() if key not in shared} for row in rows]
+    return {"format": FORMAT, "shared": shared, "runs": own}
+
+
+def unpack(values: dict[str, Any]) -> list[Results]:
+    """The runs of an archive. Their logs have as many epochs as were trained, each empty."""
+    found = []
+    for own in values["runs"]:
+        row = values["shared"] | own
+        logs = [log | {"epochs": [{}] * log["epochs"], "seconds": 0.0} for log in row["logs"]]
+        found.append(Results.from_dict(row | {"logs": logs}))
+    return found
+
+
+def save(results: Iterable[Results], path: Path) -> None:
+    """Write an archive, runs in a fixed order."""
+    write_json(path, pack(sorted(results, key=lambda r: (r.experiment, r.scenario, r.method, r.seed))))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file says that it is one."""
+    if not path.is_file():
+        return False
+    with path.open() as file:
+        return FORMAT in file.read(200)
+
+
+def load(path: Path) -> list[Results]:
+    """Read an archive."""
+    try:
+        return unpack(json.loads(path.read_text()))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; get it again, or make it anew from the runs") from error

@@ -1,0 +1,78 @@
+"""Archives: small files that give back the same tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from zeroforget.cli import app
+from zeroforget.experiments import archive, formats, tables
+from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.results import Results
+from zeroforget.experiments.runner import run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Results]]:
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {
+        "name": "short",
+        "scenario": "digits/5",
+        "network": {"name": "small", "width": 0.25},
+        "seeds": [0, 1],
+        "regime": {"epochs": 1},
+        "methods": {"finetuning": {}, "tfm": {}},
+    }
+    return folder, run(Experiment.from_dict(settings), folder)
+
+
+def test_an_archive_gives_back_what_tables_need(runs: tuple[Path, list[Results]], tmp_path: Path) -> None:
+    _, results = runs
+    file = tmp_path / "short.json"
+    archive.save(results, file)
+    back = archive.load(file)
+    for style in ("markdown", "csv"):
+        assert formats.text(tables.tables(back), style) == formats.text(tables.tables(results), style)
+    key = lambda r: (r.method, r.seed)  # noqa: E731
+    for a, b in zip(sorted(back, key=key), sorted(results, key=key), strict=True):
+        assert (a.accuracy, a.unchanged, a.overhead, a.growth) == (b.accuracy, b.unchanged, b.overhead, b.growth)
+        assert a.epochs == b.epochs
+        assert a.environment == b.environment
+    assert file.stat().st_size < 40_000
+
+
+def test_the_commands_write_and_read_archives(runs: tuple[Path, list[Results]], tmp_path: Path) -> None:
+    folder, _ = runs
+    file = tmp_path / "kept" / "short.json"
+    done = CliRunner().invoke(app, ["archive", str(folder), "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "wrote 4 runs" in done.output
+    from_runs = CliRunner().invoke(app, ["table", str(folder), "-f", "markdown"]).output
+    from_file = CliRunner().invoke(app, ["table", str(file), "-f", "markdown"]).output
+    assert from_file == from_runs
+    assert "TFM" in from_file
+
+
+def test_a_damaged_archive_says_so(runs: tuple[Path, list[Results]], tmp_path: Path) -> None:
+    _, results = runs
+    file = tmp_path / "short.json"
+    archive.save(results, file)
+    text = file.read_text()
+    file.write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match=r"short\.json is damaged"):
+        archive.load(file)
+    values = json.loads(text)
+    del values["runs"][0]["accuracy"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="no results of a run"):
+        archive.load(file)
+
+
+def test_runs_say_the_command_without_the_paths_of_a_machine(runs: tuple[Path, list[Results]]) -> None:
+    _, results = runs
+    for each in results:
+        assert "/" not in each.environment["command"].split()[0]
+        assert each.environment["platform"].count(" ") == 1
