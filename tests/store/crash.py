@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.store.helpers import LATER
+from tests.store.helpers import LATER, QUICK
 from zeroforget.store import open_model
 from zeroforget.store.folder import Folder
 from zeroforget.store.verify import verify
@@ -61,8 +61,9 @@ def wait(pid: int) -> int:
 
 
 def acts(path: Path, data: Path, update: Path) -> dict[str, Act]:
-    """What is interrupted, on a model that has learned `low` and `middle` (for `receive`, only `low`)."""
+    """What is interrupted, on a model that has learned `low` and `middle` (`receive`: `low`; `first`: none)."""
     return {
+        "first": lambda: open_model(path).learn(data / "low", "low", **QUICK),
         "learn": lambda: open_model(path).learn(data / "high", "high", **LATER),
         "undo": lambda: open_model(path).undo(),
         "receive": lambda: open_model(path).receive(update),
@@ -73,24 +74,26 @@ def attempt(kind: str, base: Path, trained: Path, data: Path, kill: Callable[[Ac
     """One interruption: the model must verify as it was or as it should become, and the same act must then succeed."""
     path = base / "model"
     shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(trained, path)
+    if kind != "first":
+        shutil.copytree(trained, path)
     if kind == "receive":
         open_model(path).undo()
     act = acts(path, data, base / "update.zfu")[kind]
     before = names(path)
     code = kill(act)
-    after, holds = names(path), bool(verify(Folder(path)))
-    expected = {"learn": ["low", "middle", "high"], "undo": ["low"], "receive": ["low", "middle"]}[kind]
+    after = names(path)
+    holds = not Folder(path).exists() or bool(verify(Folder(path)))
+    expected = {"first": ["low"], "learn": ["low", "middle", "high"], "undo": ["low"], "receive": ["low", "middle"]}[
+        kind
+    ]
     again = after == expected or wait(child(act)) == 0
     clean = names(path) == expected and bool(verify(Folder(path)))
-    left = sorted(entry.name for entry in path.iterdir() if entry.name.startswith((".aside", ".training")))
     return {
         "kind": kind,
         "killed": code == -9,
         "state": "old" if after == before else "new" if after == expected else str(after),
         "holds": holds,
         "again": again and clean,
-        "left": left if after != expected else [],
     }
 
 
@@ -117,7 +120,7 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
     draw = random.Random(seed)
     open_model(trained).ship(base / "update.zfu", since="low")
     out: list[dict[str, object]] = []
-    kinds = ["learn", "receive", "undo"]
+    kinds = ["first", "learn", "receive", "undo"]
     seconds: dict[str, float] = {}
     for kind in kinds:
 
@@ -134,7 +137,9 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
             if not out[-1]["killed"]:
                 seconds[kind] *= 0.9  # it was done before it could be killed
     for kind in kinds:
-        numbers = range(10_000) if steps < 0 else sorted(draw.sample(range(60 if kind == "learn" else 25), steps))
+        numbers = (
+            range(10_000) if steps < 0 else sorted(draw.sample(range(60 if kind in {"first", "learn"} else 25), steps))
+        )
         for number in numbers:
             out.append(attempt(kind, base, trained, data, at_step(number)) | {"step": number})
             if not out[-1]["killed"]:

@@ -35,7 +35,7 @@ def campaign(trained: Path, data: Path, base: Path, rounds: int, steps: int, see
 
 
 def test_killed_at_some_moments(trained: Path, data: Path, tmp_path: Path) -> None:
-    found = campaign(trained, data, tmp_path, rounds=3, steps=2, seed=1)
+    found = campaign(trained, data, tmp_path, rounds=4, steps=1, seed=1)
     assert len(found) >= 6
     assert sum(one["killed"] for one in found) >= 5
     assert {"old", "new"} == {one["state"] for one in found}
@@ -43,7 +43,7 @@ def test_killed_at_some_moments(trained: Path, data: Path, tmp_path: Path) -> No
 
 @pytest.mark.soak
 def test_killed_at_random_moments_and_before_every_file_operation(trained: Path, data: Path, tmp_path: Path) -> None:
-    found = campaign(trained, data, tmp_path, rounds=54, steps=-1, seed=2)
+    found = campaign(trained, data, tmp_path, rounds=60, steps=-1, seed=2)
     assert sum(one["killed"] for one in found if "step" not in one) >= 50
     assert sum(one["killed"] for one in found if "step" in one) >= 30
 
