@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,13 @@ class Preparation:
     flip: bool = False
 
     def train(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A training batch: augmented by draws from `generator` (a CPU generator), then normalized."""
+        """A training batch, augmented and normalized. `generator` is a CPU generator; without one the draws come from
+        the generator of the images' own device."""
         if self.crop is not None or self.pad:
             images = self._random_crop(images, generator)
         if self.flip:
-            coin = torch.rand(len(images), generator=generator) < 0.5
+            device = None if generator is not None else images.device
+            coin = torch.rand(len(images), generator=generator, device=device) < 0.5
             coin = coin.to(images.device).view(-1, 1, 1, 1)
             images = torch.where(coin, images.flip(-1), images)
         return self._normalize(images)
@@ -85,9 +88,10 @@ class Preparation:
         room = [images.shape[-2] - size[0], images.shape[-1] - size[1]]
         if min(room) < 0:
             raise ValueError(f"cannot crop {size[0]}x{size[1]} out of images of {tuple(images.shape[-2:])}")
-        draw = [torch.randint(r + 1, (len(images), 1), generator=generator) for r in room]
-        y = (draw[0] + torch.arange(size[0])).to(images.device)
-        x = (draw[1] + torch.arange(size[1])).to(images.device)
+        device = images.device if generator is None else torch.device("cpu")
+        draw = [torch.randint(r + 1, (len(images), 1), generator=generator, device=device) for r in room]
+        y = (draw[0] + torch.arange(size[0], device=device)).to(images.device)
+        x = (draw[1] + torch.arange(size[1], device=device)).to(images.device)
         batch = torch.arange(len(images), device=images.device)
         cropped = images.movedim(1, -1)[batch[:, None, None], y[:, :, None], x[:, None, :]]
         return cropped.movedim(-1, 1).contiguous()
@@ -96,9 +100,16 @@ class Preparation:
         if images.dtype == torch.uint8:
             images = images.float() / 255
         shape = (1, -1) + (1,) * (images.dim() - 2)
-        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
-        std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
-        return ((images - mean) / std).contiguous()
+        mean, std = _constants(self.mean, self.std, images.dtype, images.device)
+        return ((images - mean.view(shape)) / std.view(shape)).contiguous()
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Kept on the device: a copy from the host for every batch would make it wait, and cannot be recorded."""
+    return torch.tensor(mean, dtype=dtype, device=device), torch.tensor(std, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, eq=False)

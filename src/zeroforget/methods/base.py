@@ -55,6 +55,8 @@ class Method(nn.Module):
     needs_backbone: ClassVar[bool] = False
     overhead_formula: ClassVar[str] = "none"
     """As the paper's table S1 says it."""
+    graph_safe: ClassVar[bool] = False
+    """Whether every step runs the same operators on the same tensors, so that a GPU may record and replay it."""
     tradeoff: ClassVar[str | None] = None
     """The option that trades stability for plasticity, if there is one: larger means less forgetting."""
 
@@ -146,6 +148,10 @@ class Method(nn.Module):
     def moving(self) -> dict[str, Tensor]:
         """All tensors that training may change: saved each epoch, put back to those of the best one."""
         return dict(self.state_dict())
+
+    def capture_key(self) -> object:
+        """What a recorded step depends on beside its tensors: another key, another recording."""
+        return None
 
     def before_step(self, done: float) -> None:
         """Before each batch; `done` is the share of the epoch that has passed."""

@@ -12,3 +12,4 @@ class Finetuning(Method):
     """
 
     name = "finetuning"
+    graph_safe = True

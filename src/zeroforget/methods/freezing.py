@@ -19,6 +19,7 @@ class Freezing(Method):
     """
 
     name = "freezing"
+    graph_safe = True
     zero_forgetting = True
     needs_backbone = True
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zeroforget.core.grow import grow
 from zeroforget.core.growth import smallest_within
+from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec
@@ -37,6 +38,7 @@ class Tfm(Method):
     """
 
     name = "tfm"
+    graph_safe = True
     family = "mask-based"
     zero_forgetting = True
     grows = True
@@ -159,6 +161,10 @@ class Tfm(Method):
     def moving(self) -> dict[str, Tensor]:
         """Newborn tensors, and the newest task's statistics."""
         return self.net.moving()
+
+    def capture_key(self) -> object:
+        """Which layers fold their normalization in, which may change from epoch to epoch."""
+        return tuple(layer.folds for layer in self.net.body.modules() if isinstance(layer, GrowingLayer))
 
     # Use -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from zeroforget.data import Split, Task
 from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from zeroforget.training.evaluate import Predictor, batches
+from zeroforget.training.graphs import CapturedStep
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
@@ -36,6 +37,11 @@ class Learner(Protocol):
     def predictor(self, task: int) -> Predictor: ...
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]: ...
     def train(self, mode: bool = True) -> Any: ...
+
+    graph_safe: ClassVar[bool]
+    """Whether a step is the same operators on the same tensors every time, so that it can be recorded."""
+
+    def capture_key(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,17 @@ class _Loop:
         self.best_loss = math.inf
         self.waited = 0
         self.device = torch.device(self.regime.device)
+        if self.device.type == "cuda" and isinstance(self.learner, nn.Module):
+            self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.train_split = _resident(self.task.train, self.device)
         self.val_split = _resident(self.task.val, self.device)
         self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
         self.parameters = [p for p in self.learner.trainable() if p.requires_grad]
-        self.optimizer = self.regime.make_optimizer(self.parameters, self.lr) if self.parameters else None
+        self.captured = self.regime.can_capture() and self.learner.graph_safe and bool(self.parameters)
+        self.recorded: dict[tuple[int, object], CapturedStep] = {}
+        self.optimizer = None
+        if self.parameters:
+            self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.captured)
         start = _copy(self.learner.moving())
         self.best = start
         self._resume()
@@ -169,32 +181,49 @@ class _Loop:
         self._save()
 
     def _train(self, number: int) -> float:
-        regime, learner, fit = self.regime, self.learner, self.fit
+        fit = self.fit
         order = torch.randperm(len(self.train_split), generator=generator("shuffle", fit.seed, self.index, number))
-        draws = generator("augment", fit.seed, self.index, number)
+        order = order.to(self.train_split.labels.device)
+        # On a GPU augmentation draws there, from the seed of the epoch's noise.
+        self.draws = generator("augment", fit.seed, self.index, number) if self.device.type == "cpu" else None
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        learner.train()
-        with seeded("noise", fit.seed, self.index, self.phase, number):
-            for step, rows in enumerate(order.split(regime.batch_size)):
-                images, y = self.train_split.batch(rows.to(self.train_split.labels.device))
-                x = self.task.prepare.train(images.to(self.device), draws)
-                learner.before_step(step / self.steps)
-                with regime.autocast():
-                    loss = learner.loss(x, y.to(self.device), self.index)
-                if self.optimizer is not None:
-                    self.optimizer.zero_grad()
-                    loss.backward()
-                    learner.after_backward()
-                    if regime.clip is not None:
-                        nn.utils.clip_grad_norm_(self.parameters, regime.clip)
-                    self.optimizer.step()
-                    learner.after_step()
-                total += loss.detach() * len(rows)
+        self.learner.train()
+        with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
+            for step, rows in enumerate(order.split(self.regime.batch_size)):
+                self.learner.before_step(step / self.steps)
+                loss = self._recorded(len(rows))(rows) if self.captured else self._step(rows)
+                total += loss * len(rows)
                 if self.device.type == "cpu":
-                    self._check(float(loss.detach()), number, step)
+                    self._check(float(loss), number, step)
                 self._report(number, step + 1)
         self._check(float(total), number, self.steps - 1)
         return float(total) / len(order)
+
+    def _step(self, rows: Tensor) -> Tensor:
+        """One step on the images at these positions; returns the loss."""
+        images, y = self.train_split.batch(rows)
+        x = self.task.prepare.train(images.to(self.device), self.draws)
+        if self.device.type == "cuda" and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with self.regime.autocast():
+            loss = self.learner.loss(x, y.to(self.device), self.index)
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.learner.after_backward()
+            if self.regime.clip is not None:
+                nn.utils.clip_grad_norm_(self.parameters, self.regime.clip)
+            self.optimizer.step()
+            self.learner.after_step()
+        return loss.detach()
+
+    def _recorded(self, size: int) -> CapturedStep:
+        """The recorded step for batches of this size; what it draws starts from the epoch's seed all the same."""
+        key = (size, self.learner.capture_key())
+        if key not in self.recorded:
+            assert self.optimizer is not None
+            self.recorded[key] = CapturedStep(self._step, size, self.learner.moving(), self.optimizer)
+        return self.recorded[key]
 
     @torch.no_grad()
     def _validate(self) -> tuple[float, float]:
@@ -220,7 +249,10 @@ class _Loop:
 
     def _set_lr(self) -> None:
         for group in self.optimizer.param_groups if self.optimizer else ():
-            group["lr"] = self.lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.lr)
+            else:
+                group["lr"] = self.lr
 
     def _report(self, number: int, step: int) -> None:
         if self.fit.progress is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 _OPTIMIZERS = {name.lower(): cls for name, cls in vars(torch.optim).items() if isinstance(cls, type)}
+
+
+_CAPTURABLE = {"sgd", "adam", "adamw"}
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,17 @@ class Regime:
     clip: float | None = None
     """Bound on the norm of the whole gradient."""
     precision: str = "float32"
-    """float32, or bf16 for automatic mixed precision."""
+    """float32; tf32 for faster products of float32 on a GPU; bf16 for automatic mixed precision."""
     device: str = "cpu"
+    capture: bool = True
+    """On a GPU, record the step as a CUDA graph where the method allows it."""
 
     def __post_init__(self) -> None:
         if self.optimizer.lower() not in _OPTIMIZERS or self.optimizer.lower() in {"optimizer", "lbfgs"}:
             names = ", ".join(sorted(cls.__name__ for cls in _OPTIMIZERS.values() if cls.__name__ != "Optimizer"))
             raise ValueError(f"no optimizer '{self.optimizer}'; torch.optim has: {names} (LBFGS cannot be used here)")
-        if self.precision not in {"float32", "bf16"}:
-            raise ValueError(f"precision is 'float32' or 'bf16', not '{self.precision}'")
+        if self.precision not in {"float32", "tf32", "bf16"}:
+            raise ValueError(f"precision is 'float32', 'tf32' or 'bf16', not '{self.precision}'")
         for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -49,13 +54,40 @@ class Regime:
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use device='cpu'")
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """The optimizer over exactly these parameters."""
-        optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer.lower()](list(parameters), lr=lr, **self.options)
+    def can_capture(self) -> bool:
+        """Whether a step under this regime can be recorded as a CUDA graph."""
+        plain = not self.options.get("dampening") and not self.options.get("nesterov")
+        return self.capture and self.device.startswith("cuda") and self.optimizer.lower() in _CAPTURABLE and plain
+
+    def make_optimizer(
+        self, parameters: Iterable[nn.Parameter], lr: float, *, captured: bool = False
+    ) -> torch.optim.Optimizer:
+        """The optimizer over exactly these parameters; for a captured step, one that reads its rate from the device."""
+        options: dict[str, Any] = dict(self.options) | {"lr": lr}
+        if captured:
+            options["lr"] = torch.tensor(lr, device=self.device)
+            options["fused"] = True
+            if self.optimizer.lower() != "sgd":
+                options["capturable"] = True
+        optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer.lower()](list(parameters), **options)
         return optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's context: bf16 autocast, or nothing."""
         if self.precision == "bf16":
-            return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+            # Casts are not cached: a captured step must hold all that it does.
+            kind = torch.device(self.device).type
+            return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=not self.can_capture())
         return nullcontext()
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """How a GPU computes while training. Evaluation stays outside: it is exact and always the same."""
+        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+        fast = self.precision == "tf32"
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = fast, fast, self.device.startswith("cuda")
+        try:
+            yield
+        finally:
+            cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
