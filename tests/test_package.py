@@ -120,6 +120,14 @@ def test_the_texts_are_there(name: str) -> None:
     assert len((ROOT / name).read_text()) > 300
 
 
+def test_tables_in_the_docs_come_from_the_committed_results() -> None:
+    from benchmarks.fill_docs import filled, pages
+
+    for page in pages():
+        text = page.read_text()
+        assert filled(text) == text, f"{page.name} is out of date: python -m benchmarks.fill_docs"
+
+
 def test_links_between_our_pages_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
