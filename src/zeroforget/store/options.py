@@ -108,8 +108,8 @@ class Watch:
 def default_network(size: int) -> tuple[str, float]:
     """A network that fits pictures of this size and little data, and its width.
 
-    On 283 pictures of two digits at 64×64, LeNet at twice its width gets all of 71 held-out ones right after 17 seconds
-    of one core, where a ResNet-18 at a quarter of its width is at 68 % after a minute: its statistics want more steps.
+    In one run each on 283 pictures of two digits at 64×64, LeNet at twice its width had all of 71 held-out ones right
+    after 25 epochs and 17 seconds, a ResNet-18 at a quarter of its width 68 % after 6 epochs and 66 seconds.
     """
     if size <= 40:
         return "small", 1.0
