@@ -24,8 +24,8 @@ DIRECTIONS = 16
 SHRINK = 0.3
 """Of the average variance, added to that of every direction: few pictures say little about most of them."""
 SHARPNESS = 1.5
-"""How fast a task becomes unlikely with distance. Of the values tried, 1.5 had the least loss on clothes and 3 on digits;
-the lower one is rather too unsure than too sure."""
+"""How fast a task becomes unlikely with distance. Of the values tried, 1.5 had the least loss on clothes and 3
+on digits; the lower one is rather too unsure than too sure."""
 SAMPLE = 4096
 """At most so many pictures are measured."""
 
