@@ -25,9 +25,9 @@ from pathlib import Path
 
 from benchmarks.zoo_models import Choice, choices
 
-MEMORY = 0.75
+MEMORY = 0.85
 """The share of the machine's memory that conversions may take together."""
-COPIES = 9
+COPIES = 6
 """Bytes a conversion takes, in float64 copies of the network."""
 GOOD = ("grown", "grown in part", "refused")
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the results, as JSON")
     parser.add_argument("--minutes", type=float, default=6.0, help="when to stop; what has not run by then is said so")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds for one model")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--only", default="", help="only models whose library/name contains this")
     parser.add_argument("--families", type=int, default=60, help="how many of timm's families, largest first")
     parser.add_argument("--docs", type=Path, help="write the table of the results here and do nothing else")
@@ -150,7 +150,7 @@ def _one(choice: Choice, memory: Memory, end: float, limit: float) -> dict[str, 
 
 
 def _process(choice: Choice, seconds: float) -> dict[str, object]:
-    threads = "4" if choice.weights > 60e6 else "1"
+    threads = "4" if choice.weights > 60e6 else "2" if choice.library == "timm" else "1"
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"

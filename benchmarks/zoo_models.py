@@ -23,7 +23,22 @@ SMALL = (
     "mini",
     "small",
 )
-LARGE = ("large", "huge", "giant", "enormous", "gigantic", "base", "medium", "plus", "xl", "pruned", "dist", "_enc")
+LARGE = (
+    "large",
+    "huge",
+    "giant",
+    "enormous",
+    "gigantic",
+    "base",
+    "medium",
+    "plus",
+    "xl",
+    "pruned",
+    "dist",
+    "_enc",
+    "so1",
+    "so4",
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from zeroforget.core.labels import Axis, Clash, Prod, Term, axes, cut, fix, size, unify
+from zeroforget.core.labels import Axis, Clash, Prod, Term, cut, fix, size, unify
 from zeroforget.core.trace import Given, Labels, Watcher, dimension, rule, tensors
 
 # --- Elementwise --------------------------------------------------------------------------------------------------
@@ -263,16 +263,10 @@ def _group_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
     "replication_pad1d replication_pad2d replication_pad3d pad"
 )
 def _spatial(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
-    """Channels stay; positions, which carry no features, change their number."""
+    """Channels stay; positions change their number, and a dimension that does cannot grow."""
     x = w.of(given["self"] if "self" in given else given["input"])
-    labels: list[Labels] = []
-    for out in outs:
-        label = [term if size(term) == n else n for term, n in zip(x, out.shape, strict=True)]
-        for term, n in zip(x, out.shape, strict=True):
-            if size(term) != n and any(axes(term)):
-                raise Clash("a feature axis is resized")
-        labels.append(tuple(label))
-    return labels
+    w.still(*(term for out in outs for term, n in zip(x, out.shape, strict=True) if size(term) != n))
+    return [tuple(n if size(term) != n else term for term, n in zip(x, out.shape, strict=True)) for out in outs]
 
 
 @rule(

@@ -29,6 +29,7 @@ class Broke(Exception):
         self.path, self.why = path, why
 
 
+_ATTEMPTS = 12
 ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, Clash)
 """What a network of the wrong width raises."""
 
@@ -72,7 +73,7 @@ class Trial:
             net.add_task("narrow", 2)
             for task in tasks:
                 chosen = free if task == "free" else list(self.axes.sizes)
-                net.add_task(task, 2, growth=dict.fromkeys(chosen, 2))
+                net.add_task(task, 2, growth=dict.fromkeys(chosen, 3))
         return net.eval()
 
     @torch.no_grad()
@@ -115,9 +116,9 @@ class Trial:
         unfelt = set(self.axes.sizes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            for attempt in range(4):
+            for attempt in range(_ATTEMPTS):
                 self._shake(attempt)
-                self._backward(tolerance)
+                self._backward(tolerance, compare=attempt == 0)
                 unfelt -= self._felt(unfelt)
                 if not unfelt:
                     break
@@ -125,16 +126,24 @@ class Trial:
 
     @torch.no_grad()
     def _shake(self, attempt: int) -> None:
-        """Fresh bridges; at a second attempt other new features, which wakes those behind a ReLU."""
+        """Fresh bridges; from the second attempt on other new features too, which wakes those behind a ReLU."""
         for tensor in self.net._tensors():
+            spread = float(tensor.fresh[0]) or 0.1
             if tensor.cols is not None:
-                tensor.cols.normal_(0.0, float(tensor.fresh[0]) or 0.1)
+                tensor.cols.normal_(0.0, spread)
             if attempt and tensor.rows is not None:
-                tensor.rows.neg_()
+                tensor.rows.normal_(0.0, spread)
+        if attempt:
+            for norm in self._norms():
+                for parameter in norm.tasks[-1].parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
 
-    def _backward(self, tolerance: float) -> None:
+    def _norms(self) -> list[GrowingNorm]:
+        return [m for m in self.net.body.modules() if isinstance(m, GrowingNorm)]
+
+    def _backward(self, tolerance: float, *, compare: bool) -> None:
         ran: set[int] = set()
-        norms = [m for m in self.net.body.modules() if isinstance(m, GrowingNorm)]
+        norms = self._norms()
         handles = [m.register_forward_hook(lambda m, *_: ran.add(id(m))) for m in norms]
         self.net.zero_grad()
         try:
@@ -145,7 +154,7 @@ class Trial:
             for handle in handles:
                 handle.remove()
         with torch.no_grad():
-            dense = self.net.dense(len(self.net.history) - 1)(self.x)
+            dense = self.net.dense(len(self.net.history) - 1)(self.x) if compare else live.detach()
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
             raise Unlike("the learning network and its dense form compute different things; please report this network")
         (live * torch.randn_like(live)).sum().backward()
