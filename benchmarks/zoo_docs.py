@@ -22,7 +22,8 @@ is refused with the operator, the module and the remedy, or kept at its width wi
 | class tokens, position embeddings, relative position biases | grow with the stream or the heads |
 | weight-standardized convolutions | grow, coupled |
 | channel shuffle | grows where the halves stay whole, else that trunk is kept |
-| recurrent layers, transposed convolutions, spectral operators | kept or refused |
+| transposed convolutions | grow, coupled |
+| recurrent layers, spectral operators, whatever has no rule | refused, or kept with a warning |
 
 *Coupled* means that a statistic (a layer norm, say) runs over the features: earlier tasks are exact all the same, only
 the start of a later task is not the very function of the one before.
@@ -48,7 +49,7 @@ def _results(found: dict[str, Any]) -> str:
         f"Converted, proved, grown by a second task and compared bit for bit on {found['date'][:10]} ({versions}; "
         f"commit {found['commit']}) by\n\n    {found['command']}\n",
         "*Axes* are runs of features that grow on their own; *kept* are layers whose width stays. Seconds are for "
-        "converting and proving on one CPU core, at the small input size given.\n",
+        "converting and proving on one to four CPU threads, at the small input size given.\n",
     ]
     for library in sorted({row["library"] for row in found["models"]}):
         rows = [row for row in found["models"] if row["library"] == library]

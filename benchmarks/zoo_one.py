@@ -36,6 +36,8 @@ def convert(choice: Choice) -> dict[str, Any]:
     if wrong:
         return row | {"status": "wrong", "why": wrong}
     first = next(iter(net.axes.unfollowed.values()), "")
+    if net.axes.kept and not first:
+        first = "tied to a fixed size: " + ", ".join(net.axes.kept[:4])
     return row | {"status": "grown in part" if net.axes.kept else "grown", "why": first[:300]}
 
 
