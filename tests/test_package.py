@@ -43,10 +43,18 @@ def test_the_public_names_are_these() -> None:
         "State",
         "Task",
         "__version__",
+        "adopt",
         "grow",
+        "open",
         "scenario",
     ]
     assert all(hasattr(zeroforget, name) for name in zeroforget.__all__)
+
+
+def test_help_answers_without_loading_torch() -> None:
+    code = "import sys, zeroforget.cli; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, "importing the command line loads torch"
 
 
 def imports(path: Path) -> set[str]:
