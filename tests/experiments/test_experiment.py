@@ -179,3 +179,19 @@ def test_values_take_the_form_that_is_asked(value: object, hint: object, expecte
 def test_values_of_another_form_are_refused(value: object, hint: object) -> None:
     with pytest.raises(ValueError, match="here must be"):
         conform(value, hint, "here")
+
+
+def test_the_file_may_say_where_the_data_lie(tmp_path: Path) -> None:
+    text = 'scenario = "folder:pets/2"\nnetwork = "small"\nmethods = ["finetuning"]\ndata_root = "../sets"\n'
+    assert load(text, tmp_path).data_root == tmp_path / "../sets"
+    assert load(BASE + 'methods = ["finetuning"]\n', tmp_path).data_root is None
+    with pytest.raises(ValueError, match="data_root"):
+        load(text.replace('"../sets"', "3"), tmp_path)
+
+
+def test_data_are_read_from_where_the_file_says(tmp_path: Path) -> None:
+    from zeroforget.experiments.runner import run
+
+    text = 'scenario = "mnist/5"\nnetwork = "small"\nmethods = ["finetuning"]\ndata_root = "nothing-here"\n'
+    with pytest.raises(ValueError, match="nothing-here"):
+        run(load(text, tmp_path), tmp_path / "runs")

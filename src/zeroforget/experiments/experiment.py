@@ -17,7 +17,7 @@ from zeroforget.experiments.search import SearchSettings
 from zeroforget.methods import registry
 from zeroforget.training import Regime
 
-_KEYS = ("name", "about", "scenario", "network", "methods", "regime", "seeds", "search")
+_KEYS = ("name", "about", "scenario", "network", "methods", "regime", "seeds", "search", "data_root")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Experiment:
     seeds: tuple[int, ...] = (0,)
     search: SearchSettings = field(default_factory=SearchSettings)
     about: str = ""
+    data_root: Path | None = None
+    """Where its data sets lie, if the file says so; no part of what a run depends on."""
 
     def runs(self) -> list[RunConfig]:
         """All runs, scenario by scenario, seed by seed."""
@@ -108,6 +110,8 @@ class Experiment:
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path} is not valid TOML: {error}") from error
         raw = {"name": path.stem} | raw
+        if isinstance(raw.get("data_root"), str):  # as seen from where the file lies
+            raw["data_root"] = str(path.parent / Path(raw["data_root"]).expanduser())
         for key in raw:
             known_key(key, _KEYS, str(path))
         raw["methods"] = _method_tables(raw.get("methods", {}), str(path))
@@ -139,6 +143,7 @@ class Experiment:
         return Experiment(
             name=conform(raw["name"], str, f"{where}: name"),
             about=conform(raw.get("about", ""), str, f"{where}: about"),
+            data_root=None if "data_root" not in raw else Path(conform(raw["data_root"], str, f"{where}: data_root")),
             scenarios=scenarios,
             network=network,
             methods=_choices(_method_tables(raw["methods"], where), where),

@@ -43,7 +43,7 @@ def run(
 ) -> list[Results]:
     """Every run of the experiment below `out`; those that are finished are read, those begun go on."""
     watch = watch or Watch()
-    data = _Data(data_root, watch)
+    data = _Data(data_root or experiment.data_root, watch)
     results: list[Results] = []
     failures: list[str] = []
     for config in experiment.runs():
