@@ -325,6 +325,23 @@ class Functional(nn.Module):
         return torch.cat([F.max_pool1d(x, 3).mean(-1), cubes], dim=1)
 
 
+class Decoder(nn.Module):
+    """Transposed convolutions, whole and by channel, and a buffer of zeros that goes with the features."""
+
+    zeros: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 6, 3, stride=2)
+        self.up, self.spread = nn.ConvTranspose2d(6, 5, 2, stride=2), nn.ConvTranspose2d(5, 5, 2, groups=5)
+        self.bias = nn.Parameter(torch.randn(6))
+        self.register_buffer("zeros", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.down(x)) * (torch.stack([self.bias, self.zeros]).sum(0) + 1).view(-1, 1, 1)
+        return F.pad(F.relu(self.spread(self.up(x))), (1, 1, 0, 0)).mean((2, 3))
+
+
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
 WORDS = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(2))
@@ -344,4 +361,5 @@ PATTERNS: dict[str, tuple[type[nn.Module], Tensor, int, int]] = {
     "Gated": (Gated, ROWS, 3, 1),
     "BigTransfer": (BigTransfer, IMAGES, 2, 1),
     "Functional": (Functional, IMAGES, 4, 1),
+    "Decoder": (Decoder, IMAGES, 2, 1),
 }

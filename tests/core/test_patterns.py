@@ -162,6 +162,27 @@ def test_a_wider_network_that_computes_something_else_is_caught_in_numbers() -> 
     assert grow(Divided(), ROWS, keep=["first"]).axes.sizes == {"second": 3}
 
 
+def test_a_buffer_with_values_of_its_own_keeps_its_features() -> None:
+    class Shifted(nn.Module):
+        shift: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+            self.register_buffer("shift", torch.arange(4.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.linear(x) + self.shift)
+
+    with pytest.warns(UserWarning, match="keep their width.*: linear"):
+        assert grow(Shifted(), ROWS).axes.sizes == {"last": 3}
+
+
+def test_unknown_is_one_of_two_words() -> None:
+    with pytest.raises(ValueError, match="'refuse' or 'keep', not 'guess'"):
+        grow(VisionTransformer(), IMAGES, unknown="guess")
+
+
 def test_watching_leaves_the_network_as_it_was() -> None:
     plain = VisionTransformer().train()
     before = {name: value.clone() for name, value in plain.state_dict().items()}
