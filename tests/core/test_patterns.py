@@ -121,6 +121,57 @@ def test_what_cannot_be_followed_is_refused_with_all_that_must_be_kept() -> None
     assert grow(Recurrent(), ROWS, keep=["before", "lstm"]).axes.sizes == {"after": 3}
 
 
+class SliceOfItsOwn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        y[:, :3] = y[:, :3].relu()
+        return self.last(y)
+
+
+class NormedWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.utils.parametrizations.weight_norm(nn.Linear(5, 6)), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("network", "operator", "keep"),
+    [(SliceOfItsOwn, "baked in", "first"), (NormedWeight, "'_weight_norm'", "first.parametrizations.weight")],
+)
+def test_the_remedy_that_is_named_helps(network: type[nn.Module], operator: str, keep: str) -> None:
+    with pytest.raises(CannotGrow, match=rf"{operator}.*keep=\['{keep}'\]"):
+        grow(network(), ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for net in (grow(network(), ROWS, keep=[keep]), grow(network(), ROWS, unknown="keep")):
+            assert net.axes.sizes == {"last": 3}
+            net.add_task("0", 2)
+            train(net, ROWS)
+
+
+def test_what_depends_on_the_numbers_is_watched_for_real() -> None:
+    class Depends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.heads = nn.Linear(5, 12), nn.Linear(4, 3), 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            if float(y.detach().sum()) > 1e9:
+                return y
+            q, k, v = y.view(len(x), 3, self.heads, 2).unbind(1)
+            return self.last((q * k * v).flatten(1))
+
+    assert grow(Depends(), ROWS).axes.sizes == {"first": 2, "last": 3}
+
+
 def test_a_cache_of_the_user_is_neither_used_nor_lost() -> None:
     class Cached(nn.Module):
         def __init__(self) -> None:

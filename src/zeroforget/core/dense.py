@@ -60,6 +60,8 @@ def _numbers(
 ) -> dict[str, Any]:
     one = {name: value[0] for name, value in told.items()}
     weight = shapes.get("weight", ())
+    if not weight and not is_norm(module):  # it has none, or one that is made from other parameters
+        return {}
     if isinstance(module, nn.Linear):
         return {"out_features": weight[0], "in_features": weight[1]}
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):

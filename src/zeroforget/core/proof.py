@@ -48,7 +48,7 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
         if failure.why and not (
             shapes_tell
             and _care_of(net, failure, care) == Care.WHOLE
-            and _give_up(axes, _alone(net, axes, example, failure), kept, given_up)
+            and _give_up(axes, _alone(net, axes, example, kept, care, held), kept, given_up)
         ):
             _take_more_care(net, failure, care)
     else:
@@ -72,11 +72,21 @@ def _runs(net: nn.Module, x: Tensor) -> bool:
 
 
 def _try_shapes(
-    net: nn.Module, axes: Axes, example: Tensor, keep: Collection[str], care: Treatment, held: Collection[str]
+    net: nn.Module,
+    axes: Axes,
+    example: Tensor,
+    keep: Collection[str],
+    care: Treatment,
+    held: Collection[str],
+    alone: str | None = None,
 ) -> Failure | None:
-    """A wider network must run and, watched in its turn, show the same axes. It needs no storage for that."""
+    """A wider network must run and, watched in its turn, show the same axes. It needs no storage for that.
+
+    All axes are wider, or one `alone`.
+    """
     # Neighbours grow by different numbers, so that none is taken for another.
-    widths = {axis: size + 1 + i % 3 for i, (axis, size) in enumerate(axes.sizes.items())}
+    every = {axis: size + 1 + i % 3 for i, (axis, size) in enumerate(axes.sizes.items())}
+    widths = every if alone is None else {**axes.sizes, alone: axes.sizes[alone] + 1}
     wide = reshaped(net, axes.tensors, axes.attributes, widths)
     try:
         again = find_axes(wide, example, keep=keep, unknown="keep", care=care, held=held)
@@ -90,13 +100,12 @@ def _try_shapes(
     return None
 
 
-def _alone(net: nn.Module, axes: Axes, example: Tensor, failure: Failure) -> dict[str, str]:
-    """The axes that break the network when nothing else grows."""
-    return {
-        axis: _reason(failure)
-        for axis, size in axes.sizes.items()
-        if not _runs(reshaped(net, axes.tensors, axes.attributes, {**axes.sizes, axis: size + 1}), example.to("meta"))
-    }
+def _alone(
+    net: nn.Module, axes: Axes, example: Tensor, keep: Collection[str], care: Treatment, held: Collection[str]
+) -> dict[str, str]:
+    """The axes that fail even when nothing else grows."""
+    tried = {axis: _try_shapes(net, axes, example, keep, care, held, axis) for axis in axes.sizes}
+    return {axis: _reason(failure) for axis, failure in tried.items() if failure is not None}
 
 
 def _give_up(axes: Axes, bad: Mapping[str, str], kept: list[str], given_up: dict[str, str]) -> bool:

@@ -70,6 +70,7 @@ class Watcher(TorchDispatchMode):
         self._labels: dict[int, Labels] = {}
         self._alive: list[Tensor] = []  # an id is a name only while its tensor lives
         self._producers: dict[int, str] = {}
+        self._storages: dict[int, list[str]] = {}  # views of an output write to it too
         self._owners: dict[int, str] = {}
         self.named: dict[str, Tensor] = {
             **dict(net.named_parameters(remove_duplicate=False)),
@@ -115,6 +116,7 @@ class Watcher(TorchDispatchMode):
             if path not in axis.writers:
                 axis.writers.append(path)
         self._producers[id(out)] = path
+        self._storages.setdefault(out.untyped_storage()._cdata, []).append(path)
 
     def normalizes(self, x: Tensor) -> None:
         """A normalization reads `x`."""
@@ -171,8 +173,8 @@ class Watcher(TorchDispatchMode):
         given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         given |= dict(zip(names, args, strict=False)) | (kwargs or {})
         operator = func._schema.name.removeprefix("aten::")
-        if operator.endswith("_") and args and id(args[0]) in self._producers:
-            self.overwritten.add(self._producers[id(args[0])])
+        if operator.endswith("_") and args and isinstance(args[0], Tensor):
+            self.overwritten.update(self._storages.get(args[0].untyped_storage()._cdata, ()))
         outs = [o for o in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(o, Tensor)]
         if not outs:
             return out

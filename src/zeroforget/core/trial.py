@@ -157,7 +157,12 @@ class Trial:
             dense = self.net.dense(len(self.net.history) - 1)(self.x) if compare else live.detach()
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
             raise Unlike("the learning network and its dense form compute different things; please report this network")
-        (live * torch.randn_like(live)).sum().backward()
+        try:
+            (live * torch.randn_like(live)).sum().backward()
+        except RuntimeError as error:
+            raise Unlike(
+                f"the learning network has no gradients ({short(error)}); please report this network"
+            ) from error
         idle = {id(p) for m in norms if id(m) not in ran for p in m.parameters()}  # used in training only, if ever
         for name, parameter in self.net.named_parameters():
             if parameter.grad is None and id(parameter) not in idle:
