@@ -27,3 +27,7 @@ class Locked(ModelError):
 
 class Unreadable(ValueError):
     """A file is no picture that can be used."""
+
+
+class TooManyPixels(Unreadable):
+    """A picture is larger than is decoded."""

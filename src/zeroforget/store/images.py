@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from zeroforget.store.errors import Unreadable
+from zeroforget.store.errors import TooManyPixels, Unreadable
 
 MOST_PIXELS = 80_000_000
 """Larger pictures are refused before they are decoded: a small file can claim to be enormous."""
@@ -40,21 +40,21 @@ def _formats() -> list[str]:
     return [name for name in _FORMATS if name in Image.OPEN]
 
 
-def decode(source: Source, shape: Shape) -> Tensor:
+def decode(source: Source, shape: Shape, most: int = MOST_PIXELS) -> Tensor:
     """One picture as bytes of this shape: upright, covering the shape, cut in the middle; transparency is white."""
     try:
         if isinstance(source, Image.Image):
             return _fitted(source, shape)
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
             width, height = picture.size
-            if width * height > MOST_PIXELS:
-                raise Unreadable(f"has {width}×{height} pixels; at most {MOST_PIXELS:,} are decoded")
+            if width * height > most:
+                raise TooManyPixels(f"has {width}×{height} pixels; at most {most:,} are decoded")
             picture.draft("RGB", (2 * shape[2], 2 * shape[1]))  # a JPEG can be decoded small; others ignore this
             return _fitted(picture, shape)
     except Unreadable:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise Unreadable(f"has too many pixels; at most {MOST_PIXELS:,} are decoded") from None
+        raise TooManyPixels(f"has too many pixels; at most {most:,} are decoded") from None
     except FileNotFoundError:
         raise Unreadable("is missing") from None
     except UnidentifiedImageError:

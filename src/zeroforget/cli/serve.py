@@ -1,0 +1,51 @@
+"""`zeroforget serve`: a model's tasks over HTTP, and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zeroforget.cli.app import app, errors
+
+
+@app.command("serve")
+def serve_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    host: Annotated[str, typer.Option(help="The address to serve at; by default only this machine reaches it.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
+    upload: Annotated[float, typer.Option(help="MiB of one picture at most.")] = 20,
+    pixels: Annotated[float, typer.Option(help="Megapixels of one picture at most.")] = 40,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait at once.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures classified together at most.")] = 64,
+    memory: Annotated[float, typer.Option(help="MiB of tasks' own networks that are kept ready.")] = 1024,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; by default torch decides.")] = None,
+    poll: Annotated[float, typer.Option(help="Seconds between looks at the folder for new tasks.")] = 1.0,
+) -> None:
+    """Serve a model's tasks over HTTP, with a page at /. A task learned meanwhile appears by itself."""
+    import logging
+
+    import torch
+
+    try:
+        from zeroforget.serving import Settings, serve
+        from zeroforget.serving.run import is_loopback
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    settings = Settings(
+        upload=int(upload * 2**20), pixels=int(pixels * 1e6), queue=queue, batch=batch, memory=int(memory * 2**20),
+        poll_seconds=poll,
+    )  # fmt: skip
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+    def ready(address: str) -> None:
+        typer.echo(f"serving {model} at {address}")
+        if not is_loopback(host):
+            errors.print("whoever reaches this address can use the model: there is no password", highlight=False)
+
+    serve(model, host=host, port=port, settings=settings, ready=ready)

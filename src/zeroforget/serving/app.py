@@ -1,0 +1,277 @@
+"""The HTTP side: what can be asked, what is refused and with which words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from zeroforget._version import __version__
+from zeroforget.serving import words
+from zeroforget.serving.batching import Batcher
+from zeroforget.serving.catalog import Catalog, Snapshot
+from zeroforget.serving.metrics import Metrics
+from zeroforget.serving.settings import Settings
+from zeroforget.store import TaskFacts, Unreadable
+from zeroforget.store.errors import TooManyPixels
+
+PATHS = ("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json")
+NOT_PICTURES = ("multipart/", "application/json", "text/")
+GUARD = {
+    "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+CLOSE = {"Connection": "close"}
+BODY = {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+REFUSALS = {
+    404: "No such task.", 408: "The picture did not arrive in time.", 413: "Too many bytes or pixels.",
+    415: "The body is not a picture itself.", 422: "Not a picture that can be read, or a wrong parameter.",
+    503: "Too many requests are waiting; come again.",
+}  # fmt: skip
+
+
+class Server:
+    """A model's folder and all that serves it; `app` is the ASGI application."""
+
+    def __init__(self, path: Path, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.metrics = Metrics()
+        self.catalog = Catalog(
+            path, poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds
+        )
+        self.batcher = Batcher(self.settings, self.metrics)
+        self.waiting, self.held = 0, 0
+        """Requests that wait for an answer, and the bytes of their pictures. Only the event loop changes them."""
+        self.page = (files("zeroforget.serving") / "page.html").read_text(encoding="utf-8")
+        self.app = self._app()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self.catalog.start()
+        self.batcher.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.batcher.stop)
+            await asyncio.to_thread(self.catalog.stop)
+
+    def _app(self) -> FastAPI:
+        # FastAPI's own pages of documentation load scripts from elsewhere; this server makes nobody do that.
+        app = FastAPI(
+            title="zeroforget", version=__version__, lifespan=self._lifespan, docs_url=None, redoc_url=None,
+            description="Tasks of one growing network, served together.",
+        )  # fmt: skip
+        refusals: dict[int | str, dict[str, object]] = {
+            status: {"model": words.Problem, "description": why} for status, why in REFUSALS.items()
+        }
+        app.post("/predict", response_model=words.Prediction, responses=refusals, openapi_extra={"requestBody": BODY})(
+            self.predict
+        )
+        app.get("/tasks", response_model=words.Tasks)(self.tasks)
+        app.get("/health", response_model=words.Health, responses={503: {"model": words.Health}})(self.health)
+        app.get("/metrics", response_class=PlainTextResponse)(self.prometheus)
+        app.get("/", response_class=HTMLResponse, include_in_schema=False)(self.home)
+        app.add_middleware(Counted, metrics=self.metrics)
+        app.exception_handler(AnyHTTPException)(_refused)
+        app.exception_handler(RequestValidationError)(_wrong_parameter)
+        app.exception_handler(ClientDisconnect)(_gone)
+        app.exception_handler(Exception)(_failed)
+        return app
+
+    # What can be asked -----------------------------------------------------------------------------------------
+
+    async def predict(
+        self,
+        request: Request,
+        task: Annotated[str | None, Query(description="The task; without it, the likeliest is guessed.")] = None,
+        top: Annotated[int, Query(ge=1, le=100_000, description="How many classes to name.")] = 5,
+    ) -> Response:
+        """Classify the picture that is the request's body."""
+        began = time.monotonic()
+        snapshot = self.catalog.snapshot
+        chosen = _task(snapshot, task)
+        _check_kind(request)
+        with self._room():
+            content = await self._body(request)
+            try:
+                answer = await self.batcher.ask(snapshot, chosen, content)
+            except TooManyPixels as error:
+                raise HTTPException(413, f"the picture {error}") from None
+            except Unreadable as error:
+                raise HTTPException(422, f"the picture {error}") from None
+            finally:
+                self.held -= len(content)
+        self.metrics.answered(time.monotonic() - began)
+        return JSONResponse(words.prediction(answer, snapshot.chain.head, top))
+
+    async def tasks(self) -> words.Tasks:
+        """The tasks that are served, what each added, and whether it verifies."""
+        return words.tasks(self.catalog)
+
+    async def health(self) -> Response:
+        """Whether the server can answer: 200, or 503."""
+        report, trouble = self.catalog.report, self.catalog.trouble
+        status, reason = "ok", None
+        if trouble or (report and not report.holds):
+            status, reason = "degraded", trouble or "the model does not verify; see /tasks"
+        if not self.batcher.alive:
+            status, reason = "failing", "pictures are not classified any more; start the server again"
+        body = words.Health(status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting)
+        return JSONResponse(body.model_dump(), 503 if status == "failing" else 200)
+
+    async def prometheus(self) -> PlainTextResponse:
+        """Counts and times, as Prometheus reads them."""
+        report, networks = self.catalog.report, self.batcher.networks
+        verified = float("nan") if report is None else float(report.holds)
+        gauges = {
+            "waiting_requests": ("Requests that wait for an answer.", self.waiting),
+            "waiting_bytes": ("Bytes of their pictures.", self.held),
+            "tasks": ("Tasks that are served.", len(self.catalog.snapshot.tasks)),
+            "verified": ("1 if the model verifies, 0 if not, NaN while it is not known.", verified),
+            "readable": ("1 if the folder can be read as it is now.", self.catalog.trouble is None),
+            "model_changes_total": ("How often the folder had changed.", self.catalog.changes),
+            "networks_ready": ("Tasks' own networks that are kept ready.", len(networks)),
+            "networks_bytes": ("Bytes of these.", networks.bytes),
+            "networks_cut_total": ("How often a task's network was cut from the growing one.", networks.cuts),
+        }
+        return PlainTextResponse(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    async def home(self) -> HTMLResponse:
+        """The page."""
+        return HTMLResponse(self.page, headers=GUARD)
+
+    # Limits ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        if self.waiting >= self.settings.queue:
+            raise _full(f"{self.waiting} requests are waiting, and no more may")
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        """The picture, as far as the limits allow. Its bytes are counted as held until the caller lets them go."""
+        content, refusal, dropped = bytearray(), None, 0
+        try:
+            async with asyncio.timeout(self.settings.upload_seconds):
+                async for part in _parts(request):
+                    # A refused upload is read to its end, within reason: most clients listen only when all is sent.
+                    if refusal is None:
+                        content += part
+                        self.held += len(part)
+                        refusal = self._beyond(len(content))
+                    else:
+                        self.held -= len(content)
+                        content.clear()
+                        dropped += len(part)
+                        if dropped > 4 * self.settings.upload:
+                            break
+            if refusal is not None:
+                raise refusal
+            if not content:
+                raise HTTPException(422, "the picture is empty: send its bytes as the request's body")
+        except BaseException as error:
+            self.held -= len(content)
+            if isinstance(error, TimeoutError):
+                seconds = self.settings.upload_seconds
+                raise HTTPException(408, f"the picture did not arrive within {seconds:g} seconds") from None
+            raise
+        return bytes(content)
+
+    def _beyond(self, size: int) -> HTTPException | None:
+        """The refusal that a picture of so many bytes has earned."""
+        if size > self.settings.upload:
+            most = self.settings.upload
+            return HTTPException(413, f"the picture has too many bytes; at most {most:,} are taken", CLOSE)
+        if self.held > self.settings.uploads:
+            return _full("pictures that wait take all the room there is")
+        return None
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+class Counted:
+    """Middleware that counts answers by path and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in PATHS else "other"
+                self.metrics.request(path, message["status"])
+            await send(message)
+
+        await self.app(scope, receive, counted if scope["type"] == "http" else send)
+
+
+def _task(snapshot: Snapshot, name: str | None) -> TaskFacts | None:
+    names = [task.name for task in snapshot.tasks]
+    if not names:
+        raise HTTPException(404, "the model has no task yet; 'zeroforget learn' adds one")
+    if name is None:
+        return None
+    if name not in names:
+        raise HTTPException(404, f"no task {name[:80]!r} in this model; its tasks are: {', '.join(names)}")
+    return snapshot.chain.find(name)
+
+
+def _check_kind(request: Request) -> None:
+    kind = request.headers.get("content-type", "").lower()
+    if kind.startswith(NOT_PICTURES):
+        raise HTTPException(
+            415, f"the body must be the picture itself, not {kind.split(';')[0][:80]}: curl --data-binary @picture.jpg"
+        )
+
+
+def _full(why: str) -> HTTPException:
+    return HTTPException(503, f"{why}; try again in a moment", {"Retry-After": "1"})
+
+
+# Refusals as JSON ----------------------------------------------------------------------------------------------
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AnyHTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _wrong_parameter(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    wrong = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
+    return JSONResponse({"error": wrong}, 422)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the client went away before the picture had arrived"}, 400)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the server failed; its log says why"}, 500)

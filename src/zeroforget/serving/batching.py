@@ -1,0 +1,184 @@
+"""Pictures of many requests and many tasks, classified together by one thread.
+
+While it computes, other requests arrive: they are its next batch. So a lone request never waits for company, and a
+busy server batches by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zeroforget.serving.catalog import Networks, Snapshot
+from zeroforget.serving.metrics import Metrics
+from zeroforget.serving.settings import Settings
+from zeroforget.store import TaskFacts, Unreadable
+
+log = logging.getLogger("zeroforget.serving")
+Ranks = list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A task, the probability of each of its classes, and, if no task was asked, that of each task."""
+
+    task: TaskFacts
+    probabilities: list[float]
+    tasks: Ranks | None = None
+
+
+@dataclass(eq=False)
+class Question:
+    """A picture that somebody waits for an answer about."""
+
+    snapshot: Snapshot
+    task: TaskFacts | None
+    """None asks which task it is, too."""
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Answer]
+    image: Tensor = field(default_factory=lambda: torch.empty(0))
+    result: Answer | Exception | None = None
+
+
+class Batcher:
+    """Decodes pictures in a few threads and classifies them in one."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.networks = Networks(settings.memory)
+        self._waiting: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._decoders = ThreadPoolExecutor(settings.decoders, "zeroforget-decode")
+        self._worker = threading.Thread(target=self._work, name="zeroforget-classify", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Finish what was asked, then stop."""
+        self._decoders.shutdown()
+        self._waiting.put(None)
+        self._worker.join(30)
+
+    @property
+    def alive(self) -> bool:
+        """Whether questions are answered."""
+        return self._worker.is_alive()
+
+    async def ask(self, snapshot: Snapshot, task: TaskFacts | None, content: bytes) -> Answer:
+        """Classify one picture's file; Unreadable if it is none."""
+        loop = asyncio.get_running_loop()
+        question = Question(snapshot, task, loop, loop.create_future())
+        self._decoders.submit(self._decode, question, content)
+        return await question.future
+
+    def _decode(self, question: Question, content: bytes) -> None:
+        try:
+            question.image = question.snapshot.prepare(content, self.settings.pixels)
+        except Unreadable as error:
+            question.result = error
+        except Exception as error:  # whatever a picture makes its decoder do, it is the picture's fault
+            log.warning("a picture could not be decoded: %r", error)
+            question.result = Unreadable(f"cannot be decoded: {type(error).__name__}")
+        if question.result is None:
+            self._waiting.put(question)
+        else:
+            _deliver([question])
+
+    # In the worker ---------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            batch, more = [first], True
+            while len(batch) < self.settings.batch and more:
+                try:
+                    question = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if question is None:
+                    self._waiting.put(None)
+                    more = False
+                else:
+                    batch.append(question)
+            self.metrics.batch(len(batch))
+            self._answer(batch)
+            _deliver(batch)
+            del batch, first  # so that the last pictures of a busy hour are not held through the night
+
+    def _answer(self, batch: list[Question]) -> None:
+        """Each group is a failure of its own: a question never fails because of its neighbours."""
+        chosen: dict[str, list[tuple[Question, TaskFacts, Ranks | None]]] = {}
+        for group in _groups([one for one in batch if one.task is None], lambda one: one.snapshot.chain.head):
+            with _Failing(group):
+                for question, found in zip(group, self._ranks(group), strict=True):
+                    task = question.snapshot.chain.find(found[0][0])
+                    chosen.setdefault(task.hash, []).append((question, task, found))
+        for question in batch:
+            if question.task is not None:
+                chosen.setdefault(question.task.hash, []).append((question, question.task, None))
+        for rows in chosen.values():
+            with _Failing([question for question, _, _ in rows]):
+                first, task, _ = rows[0]
+                images = torch.stack([question.image for question, _, _ in rows])
+                values = self.networks.probabilities(first.snapshot, task, images).tolist()
+                for (question, own, ranks), row in zip(rows, values, strict=True):
+                    question.result = Answer(own, row, ranks)
+                self.metrics.task(task.name, len(rows))
+
+    def _ranks(self, group: list[Question]) -> list[Ranks]:
+        likely = self.networks.likely(group[0].snapshot, torch.stack([one.image for one in group]))
+        columns = {name: values.tolist() for name, values in likely.items()}
+        pairs = ([(name, column[row]) for name, column in columns.items()] for row in range(len(group)))
+        return [sorted(one, key=lambda pair: -pair[1]) for one in pairs]
+
+
+class _Failing:
+    """Whatever goes wrong inside becomes the result of these questions; the worker lives on."""
+
+    def __init__(self, questions: list[Question]) -> None:
+        self.questions = questions
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        log.error("could not classify", exc_info=error)
+        for question in self.questions:
+            question.result = error
+        return True
+
+
+def _groups(questions: list[Question], key: Callable[[Question], str]) -> list[list[Question]]:
+    found: dict[str, list[Question]] = {}
+    for question in questions:
+        found.setdefault(key(question), []).append(question)
+    return list(found.values())
+
+
+def _deliver(batch: list[Question]) -> None:
+    """Wake each event loop once for all its questions."""
+    for group in _groups(batch, lambda one: str(id(one.loop))):
+        try:
+            group[0].loop.call_soon_threadsafe(_settle, group)
+        except RuntimeError:
+            log.warning("%d answers came after the server had stopped", len(group))
+
+
+def _settle(group: list[Question]) -> None:
+    for question in group:
+        if question.future.done():
+            continue
+        if isinstance(question.result, Answer):
+            question.future.set_result(question.result)
+        else:
+            question.future.set_exception(question.result or RuntimeError("no answer"))

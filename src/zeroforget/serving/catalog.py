@@ -1,0 +1,195 @@
+"""The tasks that are served: the growing network once, and tasks' own networks cut from it as they are wanted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.store import ModelError, Report, TaskFacts, which
+from zeroforget.store.assembly import assemble_chain
+from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
+from zeroforget.store.images import decode
+from zeroforget.store.network import preparation
+from zeroforget.store.verify import verify
+
+log = logging.getLogger("zeroforget.serving")
+Signature = tuple[tuple[str, int, int], ...]
+
+
+def size(module: nn.Module) -> int:
+    """Bytes of a network's tensors."""
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model as it was at one moment. It never changes, so that a request is answered by the model that took it."""
+
+    chain: Chain
+    net: GrowingNetwork
+    spread: Mapping[str, Mapping[str, Tensor]]
+    """Task → how the features of its own pictures are spread."""
+    disk: int
+    """Bytes of its files."""
+
+    @property
+    def tasks(self) -> tuple[TaskFacts, ...]:
+        """In the order they were learned."""
+        return self.chain.tasks
+
+    def prepare(self, content: bytes, most: int) -> Tensor:
+        """A picture's file as the bytes that the network takes."""
+        return decode(content, self.chain.model.backbone.shape, most)
+
+
+def take(folder: Folder) -> Snapshot:
+    """The model as it is now, read and assembled; Damaged if its files are not those that were written."""
+    chain = folder.read()
+    net = assemble_chain(folder, chain)
+    spread = {task.name: folder.tensors(folder.task(task), task, SPREAD) for task in chain.tasks}
+    for number, task in enumerate(chain.tasks):
+        head = nn.ModuleDict({"head": net.heads[number]})
+        which.check(spread[task.name], head, len(task.classes), folder.task(task) / SPREAD)
+    files = [folder.path / "model.json", *(file for task in chain.tasks for file in folder.task(task).iterdir())]
+    return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files))
+
+
+class Networks:
+    """Tasks' own networks, the latest used kept ready within a bound of memory.
+
+    They are known by the hash of their task, which stands for every number in them: a model that has learned another
+    task goes on with the networks that are here.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.bytes = 0
+        self.cuts = 0
+        self._ready: OrderedDict[str, tuple[nn.Module, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def dense(self, snapshot: Snapshot, task: TaskFacts) -> nn.Module:
+        """A task's network. Only one thread may ask."""
+        if task.hash in self._ready:
+            self._ready.move_to_end(task.hash)
+            return self._ready[task.hash][0]
+        module = snapshot.net.dense(task.number - 1)
+        self.cuts += 1
+        self._ready[task.hash] = module, size(module)
+        self.bytes += self._ready[task.hash][1]
+        while self.bytes > self.memory and len(self._ready) > 1:
+            self.bytes -= self._ready.popitem(last=False)[1][1]
+        return module
+
+    @torch.no_grad()
+    def probabilities(self, snapshot: Snapshot, task: TaskFacts, images: Tensor) -> Tensor:
+        """The probability of each class of a task, as `Model.probabilities` has them."""
+        scores = self.dense(snapshot, task)(preparation(task.preprocessing).test(images))
+        return which.probabilities(scores, task.calibration)
+
+    @torch.no_grad()
+    def likely(self, snapshot: Snapshot, images: Tensor) -> dict[str, Tensor]:
+        """Task → how likely each picture belongs to it, as `Model.likely_tasks` has it."""
+        away = {}
+        for task in snapshot.tasks:
+            features = self.dense(snapshot, task).get_submodule("features")
+            values = features(preparation(task.preprocessing).test(images))
+            away[task.name] = which.distance(values, snapshot.spread[task.name])
+        return which.rank(away, {task.name: task.calibration for task in snapshot.tasks})
+
+
+class Catalog:
+    """The model in a folder, looked at again and again. Whoever reads `snapshot` has a whole one, and never waits."""
+
+    def __init__(self, path: Path, *, poll_seconds: float, verify_seconds: float) -> None:
+        self.folder = Folder(path)
+        self.poll_seconds, self.verify_seconds = poll_seconds, verify_seconds
+        self._seen = self._signature()
+        self.snapshot = take(self.folder)
+        self.report: Report | None = None
+        """What `verify` found last; None while it looks for the first time, or anew after a change."""
+        self.trouble: str | None = None
+        """Why the folder cannot be read as it is now; the model read before goes on being served."""
+        self.changes = 0
+        self._stop = threading.Event()
+        self._due = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._watch, "zeroforget-watch"), (self._prove, "zeroforget-verify"))
+        ]
+
+    def start(self) -> None:
+        """Begin to watch the folder, and to verify it."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop watching. A verification that is under way is not waited for longer than a moment."""
+        self._stop.set()
+        self._due.set()
+        for thread in self._threads:
+            thread.join(2)
+
+    def look(self) -> bool:
+        """Look at the folder now; whether it has changed since and could be read."""
+        seen = self._signature()
+        if seen == self._seen and self.trouble is None:
+            return False
+        try:
+            fresh = self.snapshot if seen == self._seen else take(self.folder)
+        except (ModelError, OSError) as error:
+            if str(error) != self.trouble:
+                log.error("the model before is still served: %s", error)
+            self.trouble = str(error)
+            return False
+        self.trouble, self._seen = None, seen
+        if fresh.chain.head == self.snapshot.chain.head:
+            return False
+        self.snapshot, self.report = fresh, None
+        self.changes += 1
+        log.info("now serving %s", ", ".join(task.name for task in fresh.tasks) or "no task")
+        self._due.set()
+        return True
+
+    def _signature(self) -> Signature:
+        """Cheap to compare: the tasks' folders, and when each task.json was placed."""
+        found = []
+        for _, name in self.folder.entries():
+            try:
+                stat = (self.folder.tasks / name / TASK).stat()
+                found.append((name, stat.st_ino, stat.st_mtime_ns))
+            except OSError:
+                found.append((name, 0, 0))
+        return tuple(found)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.poll_seconds):
+            try:
+                self.look()
+            except Exception:
+                log.exception("could not look at %s", self.folder.path)
+
+    def _prove(self) -> None:
+        while not self._stop.is_set():
+            self._due.clear()
+            try:
+                report = verify(self.folder, {})
+            except (ModelError, OSError) as error:
+                log.error("could not verify: %s", error)
+            else:
+                # A task that came in between is verified next; a report belongs to the model it speaks of.
+                if not report.holds or report.head == self.snapshot.chain.head:
+                    self.report = report
+                if not report.holds:
+                    log.error("%s does not verify", self.folder.path)
+            self._due.wait(self.verify_seconds)

@@ -1,0 +1,85 @@
+"""A server on loopback in a thread, and a client of plain HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import uvicorn
+
+from zeroforget.serving import Server, Settings
+from zeroforget.serving.run import bound
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+class Client:
+    """One connection that stays open."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(self, path: str, body: bytes | None = None, **headers: str) -> Reply:
+        self.connection.request("GET" if body is None else "POST", path, body, headers)
+        reply = self.connection.getresponse()
+        return Reply(reply.status, reply.headers, reply.read().decode())
+
+    def predict(self, picture: bytes | Path, **query: Any) -> Reply:
+        body = picture.read_bytes() if isinstance(picture, Path) else picture
+        return self.ask(f"/predict?{urlencode(query)}", body)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Running:
+    """`with Running(folder) as running:` serves a model; `running.client()` talks to it."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.server = Server(path, Settings(**({"poll_seconds": 0.1} | settings)))
+        self.socket = bound("127.0.0.1", 0)
+        self.port: int = self.socket.getsockname()[1]
+        self.clients: list[Client] = []
+        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server.app, log_level="error", timeout_graceful_shutdown=5))
+        self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.socket]})
+
+    def __enter__(self) -> Running:
+        self.thread.start()
+        until(lambda: self.uvicorn.started)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self.clients:
+            client.close()
+        self.uvicorn.should_exit = True
+        self.thread.join(30)
+        self.socket.close()
+        assert not self.thread.is_alive()
+
+    def client(self) -> Client:
+        """A new connection; it is closed with the server."""
+        self.clients.append(Client(self.port))
+        return self.clients[-1]
+
+
+def until(condition: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,212 @@
+"""What can be asked of the server, what it refuses, and with which words."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.serving.helpers import Client, Running, until
+from zeroforget.store import open_model
+
+
+def png(width: int, height: int) -> bytes:
+    """A tiny file that claims to have this many pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.fixture
+def digit(data: Path) -> Path:
+    return data / "middle" / "digit3" / "005.png"
+
+
+def test_a_task_answers_as_predict_does(client: Client, trained: Path, digit: Path) -> None:
+    said = client.predict(digit, task="middle", top=2).json
+    expected = open_model(trained).predict(digit, "middle", top=2)[0]
+    assert said["task"] == "middle"
+    assert [one["class"] for one in said["classes"]] == [name for name, _ in expected.classes]
+    assert [one["probability"] for one in said["classes"]] == pytest.approx([p for _, p in expected.classes], abs=1e-5)
+    assert said["model"] == open_model(trained).head
+    assert "tasks" not in said
+
+
+def test_without_a_task_it_guesses_as_predict_does(client: Client, trained: Path, data: Path) -> None:
+    for picture in (data / "low" / "digit0" / "003.png", data / "middle" / "digit4" / "002.png"):
+        said, expected = client.predict(picture).json, open_model(trained).predict(picture, top=5)[0]
+        assert said["task"] == expected.task
+        assert [one["task"] for one in said["tasks"]] == [name for name, _ in expected.tasks]
+        assert [one["probability"] for one in said["tasks"]] == pytest.approx([p for _, p in expected.tasks], abs=1e-5)
+        assert said["classes"][0]["class"] == expected.label
+
+
+def test_the_picture_of_any_kind_and_name_is_taken_as_predict_takes_it(client: Client, trained: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (300, 200, 3), np.uint8)
+    for kind, mode in (("JPEG", "RGB"), ("JPEG", "CMYK"), ("GIF", "P"), ("WEBP", "RGBA"), ("TIFF", "L")):
+        file = io.BytesIO()
+        Image.fromarray(values).convert(mode).save(file, kind)
+        said = client.predict(file.getvalue(), task="low").json
+        expected = open_model(trained).predict([file.getvalue()], "low")[0]
+        assert said["classes"][0]["probability"] == pytest.approx(expected.classes[0][1], abs=1e-5), kind
+
+
+def test_the_tasks_are_listed_with_what_they_added_and_that_they_verify(running: Running, client: Client) -> None:
+    until(lambda: running.server.catalog.report is not None)
+    said, model = client.ask("/tasks").json, open_model(running.server.catalog.folder.path)
+    assert [one["name"] for one in said["tasks"]] == ["low", "middle"]
+    for one, facts in zip(said["tasks"], model.tasks, strict=True):
+        assert one["features_added"] == sum(facts.born.values())
+        assert one["bytes_added"] == facts.bytes
+        assert one["classes"] == list(facts.classes)
+        assert one["verified"] is True
+    assert said["tasks"][1]["features"] == sum(one["features_added"] for one in said["tasks"])
+    assert (said["model"], said["bytes"], said["verified"]) == (model.head, model.bytes, True)
+    assert [one["holds"] for one in said["proofs"]] == [True, True, True]
+
+
+BAD = {
+    "zero bytes": (b"", 422, "empty"),
+    "no picture": (b"hello" * 100, 422, "is no picture"),
+    "too many bytes": (b"\xff" * 200_001, 413, "at most 200,000"),
+    "far too many bytes": (b"\xff" * 700_000, 413, "at most 200,000"),
+    "too many pixels": (png(1001, 1000), 413, "1001×1000"),
+    "a decompression bomb": (png(60_000, 60_000), 413, "pixels"),
+    "a header alone": (png(100, 100), 422, "cannot be decoded"),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", 422, "is no picture"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_picture_is_refused_with_the_reason(what: str, running: Running, client: Client, digit: Path) -> None:
+    body, status, why = BAD[what]
+    reply = client.predict(body, task="low")
+    assert reply.status == status
+    assert why in reply.json["error"]
+    assert running.client().predict(digit, task="low").status == 200
+    assert (running.server.waiting, running.server.held) == (0, 0)
+
+
+def test_a_truncated_picture_is_refused(client: Client) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)).save(file, "JPEG")
+    for part in (20, 200, len(file.getvalue()) // 2):
+        reply = client.predict(file.getvalue()[:part], task="low")
+        assert reply.status == 422, reply
+        assert reply.json["error"].startswith("the picture ")
+
+
+def test_an_upload_without_a_length_is_limited_too(running: Running) -> None:
+    connection = running.client().connection
+    connection.request(
+        "POST", "/predict?task=low", iter([b"\xff" * 50_000] * 6), {"Transfer-Encoding": "chunked"}, encode_chunked=True
+    )
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_what_is_not_a_picture_itself_is_refused(client: Client, digit: Path) -> None:
+    for kind in ("multipart/form-data; boundary=x", "application/json", "text/plain"):
+        reply = client.ask("/predict?task=low", digit.read_bytes(), **{"Content-Type": kind})
+        assert reply.status == 415
+        assert kind.split(";")[0] in reply.json["error"]
+    assert client.ask("/predict?task=low", digit.read_bytes(), **{"Content-Type": "image/png"}).status == 200
+
+
+def test_wrong_questions_are_refused(client: Client, digit: Path) -> None:
+    unknown = client.predict(digit, task="birds")
+    assert (unknown.status, unknown.json["error"]) == (404, "no task 'birds' in this model; its tasks are: low, middle")
+    for top in ("0", "-1", "many", "1e9"):
+        reply = client.predict(digit, task="low", top=top)
+        assert reply.status == 422
+        assert reply.json["error"].startswith("top: ")
+    assert client.ask("/predict").status == 405
+    assert client.ask("/nowhere").json == {"error": "Not Found"}
+
+
+def test_a_picture_that_does_not_arrive_in_time_is_given_up(running: Running) -> None:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
+        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        assert b" 408 " in sock.recv(4096)
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
+        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+    until(lambda: (running.server.waiting, running.server.held) == (0, 0))
+
+
+def test_a_full_queue_says_come_again(trained: Path, digit: Path) -> None:
+    with Running(trained, queue=1) as running:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=10) as slow:
+            slow.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+            until(lambda: running.server.waiting == 1)
+            reply = running.client().predict(digit, task="low")
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+            assert "waiting" in reply.json["error"]
+            assert running.client().ask("/health").json["waiting"] == 1
+        until(lambda: running.server.waiting == 0)
+        assert running.client().predict(digit, task="low").status == 200
+
+
+def test_pictures_that_wait_share_a_bound_of_bytes(trained: Path, digit: Path) -> None:
+    with Running(trained, uploads=1000) as running:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=10) as slow:
+            slow.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 990)
+            until(lambda: running.server.held == 990)
+            assert running.client().predict(digit, task="low").status == 503
+        until(lambda: running.server.held == 0)
+        assert running.client().predict(digit, task="low").status == 200
+
+
+def test_health_and_metrics(running: Running, client: Client, digit: Path) -> None:
+    client.predict(digit, task="middle")
+    until(lambda: running.server.catalog.report is not None)
+    assert client.ask("/health").json == {"status": "ok", "reason": None, "tasks": 2, "waiting": 0}
+    reply = client.ask("/metrics")
+    assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    lines = dict(line.rsplit(" ", 1) for line in reply.text.splitlines() if not line.startswith("#"))
+    assert float(lines['zeroforget_requests_total{path="/predict",status="200"}']) >= 1
+    assert float(lines['zeroforget_pictures_total{task="middle"}']) >= 1
+    assert lines["zeroforget_predict_seconds_count"] == lines['zeroforget_predict_seconds_bucket{le="+Inf"}']
+    assert (lines["zeroforget_tasks"], lines["zeroforget_verified"]) == ("2", "1")
+    for line in reply.text.splitlines():
+        assert line.startswith(("# HELP ", "# TYPE ")) or float(line.rsplit(" ", 1)[1]) >= 0
+
+
+def test_the_interface_is_described(client: Client) -> None:
+    said = client.ask("/openapi.json").json
+    assert set(said["paths"]) == {"/predict", "/tasks", "/health", "/metrics"}
+    predict = said["paths"]["/predict"]["post"]
+    assert set(predict["requestBody"]["content"]) == {"image/*"}
+    assert {"404", "408", "413", "415", "422", "503"} <= set(predict["responses"])
+    assert [one["name"] for one in predict["parameters"]] == ["task", "top"]
+    assert "class" in said["components"]["schemas"]["ClassProbability"]["properties"]
+    assert json.dumps(said).count("http") <= 1
+
+
+def test_the_page_allows_no_request_elsewhere(client: Client) -> None:
+    page = client.ask("/")
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page.text
+
+
+def test_it_stops_at_once_and_answers_what_was_asked(trained: Path, digit: Path) -> None:
+    with Running(trained) as running:
+        client = running.client()
+        assert client.predict(digit, task="low").status == 200
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    assert not running.server.batcher.alive
+    assert not any(thread.is_alive() for thread in running.server.catalog._threads)
