@@ -125,8 +125,9 @@ class Server:
         """Whether the server can answer: 200, or 503."""
         report, trouble = self.catalog.report, self.catalog.trouble
         status, reason = "ok", None
-        if trouble or (report and not report.holds):
-            status, reason = "degraded", trouble or "the model does not verify; see /tasks"
+        if trouble or (report is not None and not report.holds):
+            why = "the folder cannot be read as it is" if trouble else "the model does not verify"
+            status, reason = "degraded", f"{why}; see /tasks"
         if not self.batcher.alive:
             status, reason = "failing", "pictures are not classified any more; start the server again"
         body = words.Health(status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting)

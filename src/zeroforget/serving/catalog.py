@@ -188,8 +188,8 @@ class Catalog:
                 log.error("could not verify: %s", error)
             else:
                 # A task that came in between is verified next; a report belongs to the model it speaks of.
+                if not report.holds and report != self.report:
+                    log.error("%s does not verify: %s", self.folder.path, [one.moved for one in report.proofs])
                 if not report.holds or report.head == self.snapshot.chain.head:
                     self.report = report
-                if not report.holds:
-                    log.error("%s does not verify", self.folder.path)
             self._due.wait(self.verify_seconds)

@@ -96,17 +96,22 @@ def tasks(catalog: Catalog) -> Tasks:
     """The model and its tasks, as they are served now."""
     snapshot, report = catalog.snapshot, catalog.report
     backbone = snapshot.chain.model.backbone
-    features, rows = 0, []
+    features, rows = 0, list[TaskSummary]()
+
+    def here(why: str) -> str:  # where the folder lies is nobody's business
+        return why.replace(str(catalog.folder.path), catalog.folder.path.name)
+
     for task in snapshot.tasks:
         features += sum(task.born.values())
         rows.append(_summary(task, features, _verified(task, report)))
     proofs = [
-        Proved(title=one.title, holds=one.holds, found=one.found, moved=list(one.moved))
-        for one in (report.proofs if report else ())
+        Proved(title=one.title, holds=one.holds, found=one.found, moved=[here(why) for why in one.moved])
+        for one in (() if report is None else report.proofs)
     ]
     return Tasks(
         model=snapshot.chain.head, network=backbone.network, shape=list(backbone.shape), bytes=snapshot.disk,
-        verified=report.holds if report else None, proofs=proofs, trouble=catalog.trouble, tasks=rows,
+        verified=None if report is None else report.holds, proofs=proofs,
+        trouble=here(catalog.trouble) if catalog.trouble else None, tasks=rows,
     )  # fmt: skip
 
 

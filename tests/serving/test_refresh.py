@@ -1,0 +1,112 @@
+"""A task learned meanwhile appears, one taken back goes, and damage does not stop what is served."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.serving.helpers import Running, until
+from tests.store.helpers import learn_more, learned
+from zeroforget.serving.catalog import Catalog
+from zeroforget.store import ModelError, open_model
+
+
+def names(running: Running) -> list[str]:
+    return [one["name"] for one in running.client().ask("/tasks").json["tasks"]]
+
+
+def test_a_task_learned_meanwhile_appears_and_no_request_fails(garden: Path, data: Path) -> None:
+    model = open_model(garden)
+    old, new = data / "low" / "digit1" / "001.png", data / "high" / "digit9" / "002.png"
+    with Running(garden) as running:
+        expected, failed, stop = model.predict(old, "low")[0].classes[0][1], list[object](), threading.Event()
+
+        def ask() -> None:
+            client = running.client()
+            while not stop.is_set():
+                reply = client.predict(old, task="low")
+                if reply.status != 200 or abs(reply.json["classes"][0]["probability"] - expected) > 1e-5:
+                    failed.append(reply)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        cut = running.server.batcher.networks
+        assert running.client().predict(new, task="high").status == 404
+        learn_more(model, data, "high")
+        until(lambda: running.client().predict(new, task="high").status == 200)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        said = running.client().predict(new, task="high").json
+        assert said["model"] == model.head
+        assert said["classes"][0]["class"] == model.predict(new, "high")[0].label
+        assert names(running) == ["low", "middle", "high"]
+        assert cut.cuts == 2, "the networks of old tasks are kept"
+        until(lambda: running.client().ask("/tasks").json["verified"])
+
+
+def test_a_task_taken_back_goes_and_its_name_may_come_again(garden: Path, data: Path) -> None:
+    with Running(garden) as running:
+        picture, model = data / "middle" / "digit2" / "001.png", open_model(garden)
+        model.undo()
+        until(lambda: running.client().predict(picture, task="middle").status == 404)
+        assert names(running) == ["low"]
+        model.learn(data / "high", "middle", epochs=1, batch_size=16)
+        until(lambda: running.client().predict(picture, task="middle").status == 200)
+        said = running.client().predict(picture, task="middle").json["classes"]
+        assert {one["class"] for one in said} == {"digit8", "digit9"}
+
+
+def test_damage_is_told_and_what_was_read_is_served_on(garden: Path, data: Path) -> None:
+    picture, broken = data / "middle" / "digit2" / "001.png", garden / "tasks" / "002-middle" / "born.safetensors"
+    content = broken.read_bytes()
+    with Running(garden, verify_seconds=0.2) as running:
+        client = running.client()
+        until(lambda: client.ask("/tasks").json["verified"])
+        broken.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        until(lambda: client.ask("/tasks").json["verified"] is False)
+        assert [one["verified"] for one in client.ask("/tasks").json["tasks"]] == [None, False]
+        assert (
+            client.ask("/tasks")
+            .json["proofs"][0]["moved"][0]
+            .startswith("garden/tasks/002-middle/born.safetensors is ")
+        )
+        assert client.ask("/health").json["status"] == "degraded"
+        assert client.ask("/health").status == 200
+        assert client.predict(picture, task="middle").status == 200
+        broken.write_bytes(content)
+        until(lambda: client.ask("/health").json["status"] == "ok")
+
+
+def test_a_folder_that_cannot_be_read_is_told_until_it_can(garden: Path) -> None:
+    catalog = Catalog(garden, poll_seconds=1, verify_seconds=1)
+    head, away = catalog.snapshot.chain.head, garden / "tasks" / "001-low"
+    away.rename(garden / "aside")
+    assert not catalog.look()
+    assert "task 1 is missing" in (catalog.trouble or "")
+    assert catalog.snapshot.chain.head == head
+    (garden / "aside").rename(away)
+    assert not catalog.look()
+    assert catalog.trouble is None
+
+
+def test_where_there_is_no_model_it_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="zeroforget learn"):
+        Catalog(tmp_path / "nothing", poll_seconds=1, verify_seconds=1)
+
+
+def test_a_model_without_a_task_waits_for_its_first(tmp_path: Path, data: Path) -> None:
+    model = learned(tmp_path / "garden", data, "low")
+    model.undo()
+    picture = data / "low" / "digit0" / "000.png"
+    with Running(tmp_path / "garden") as running:
+        client = running.client()
+        assert client.predict(picture).status == 404
+        assert "zeroforget learn" in client.predict(picture).json["error"]
+        assert client.ask("/health").json["tasks"] == 0
+        model.learn(data / "low", "low", epochs=1, batch_size=16)
+        until(lambda: client.predict(picture).status == 200)
