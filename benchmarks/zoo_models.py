@@ -115,11 +115,20 @@ def _build_timm(name: str) -> tuple[Any, tuple[int, int, int]]:
     net = timm.create_model(name, pretrained=False, num_classes=0)
     config = getattr(net, "pretrained_cfg", None) or {}
     channels, size, _ = config.get("input_size", (3, 224, 224))
-    lowest = config.get("min_input_size")
-    if (
-        not config.get("fixed_input_size", False)
-        and lowest is None
-        and not re.search(r"vit|former|swin|attn|bot|halo", name)
-    ):
-        size = min(size, 96)
-    return net, (channels, size, size)
+    sizes = [size] if config.get("fixed_input_size", False) else [n for n in (96, 128, 224) if n < size] + [size]
+    taken = next(n for n in sizes if n == size or _takes(net, (channels, n, n)))
+    return net, (channels, taken, taken)
+
+
+def _takes(net: Any, shape: tuple[int, int, int]) -> bool:
+    """Whether the model runs on inputs of this shape; no storage is needed to see that."""
+    import torch
+
+    from zeroforget.core.dense import hollow
+
+    try:
+        with torch.no_grad():
+            hollow(net).eval()(torch.empty(2, *shape, device="meta"))
+    except Exception:
+        return False
+    return True
