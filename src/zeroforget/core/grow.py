@@ -9,8 +9,8 @@ from collections.abc import Collection
 from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes, CannotGrow
-from zeroforget.core.growth import Room
-from zeroforget.core.network import GrowingNetwork, count_weights
+from zeroforget.core.growth import Room, count_weights
+from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.proof import proven_axes
 
 
@@ -56,7 +56,9 @@ def grow(
     limit = 1.0 if limit is None and start < 1 else limit
     if limit is not None and limit < start:
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
-    room = Room(axes.sizes, functools.partial(count_weights, axes, names), limit, unit, align)
+    room = Room(
+        axes.sizes, functools.partial(count_weights, [axes.tensors[name] for name in names]), limit, unit, align
+    )
     _notice(axes, keep)
     return GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
 

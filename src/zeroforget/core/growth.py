@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from zeroforget.core.labels import Label, label_size
 
 Count = Callable[[Mapping[str, float]], float]
 """The number of weights of a network whose axes have these widths."""
@@ -70,11 +73,54 @@ class Room:
         """Every axis moved up by the same share of its full width, as far as the limit lets it."""
         return {axis: self._within(s + step) for axis, s in shares.items()}
 
+    def plan(
+        self, shares: Mapping[str, float], widths: Mapping[str, int], growth: float
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """Shares and widths after growing every axis by a share of the full network."""
+        if not growth >= 0 or growth == float("inf"):
+            raise ValueError(f"growth is a share of the full network, 0 or more, not {growth}")
+        left = self.left(shares)
+        if growth > left + 1e-6:
+            raise ValueError(
+                f"a growth of {growth:g} is beyond the limit: {max(left, 0):.4g} is left. Grow by at most "
+                f"net.left(), or pass a larger limit to grow()"
+            )
+        after = self.grow(shares, growth)
+        if growth == 0:
+            return after, {axis: max(1, width) for axis, width in widths.items()}
+        return after, {axis: max(self.width(axis, share), widths[axis]) for axis, share in after.items()}
+
+    def plan_axes(
+        self, shares: Mapping[str, float], widths: Mapping[str, int], growth: Mapping[str, int]
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """Shares and widths after growing single axes by numbers of features."""
+        wider, after = dict(widths), dict(shares)
+        for axis, count in growth.items():
+            if axis not in wider:
+                raise ValueError(f"no axis '{axis}' to grow; there are {', '.join(wider)}")
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError(f"axis '{axis}' grows by a whole number of features, 0 or more, not {count!r}")
+            wider[axis] += count
+            most = self.most(axis)
+            if most is not None and wider[axis] > most:
+                raise ValueError(
+                    f"axis '{axis}' may have {most} features and has {widths[axis]}; it cannot grow by {count}"
+                )
+            after[axis] += count / self.full[axis]
+        if empty := [axis for axis, width in wider.items() if width == 0]:
+            raise ValueError(f"the first task must give every axis at least one feature; {empty[0]} has none")
+        return after, wider
+
     def _within(self, share: float) -> float:
         return share if self.limit is None else min(share, self.limit)
 
     def _weights(self, shares: Mapping[str, float]) -> float:
         return self.count({axis: self.full[axis] * share for axis, share in shares.items()})
+
+
+def count_weights(tensors: Sequence[Sequence[Label]], widths: Mapping[str, float]) -> float:
+    """How many weights parameters with these labels have at these widths."""
+    return sum(math.prod(label_size(label, widths) for label in labels) for labels in tensors)
 
 
 def smallest_within(growths: Sequence[float], accuracies: Sequence[float], margin: float) -> int:

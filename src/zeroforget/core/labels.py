@@ -354,3 +354,16 @@ def axis_names(label: Label) -> Iterator[str]:
         case Concat(parts) | Product(parts):
             for part in parts:
                 yield from axis_names(part)
+
+
+def label_size(label: Label, widths: Mapping[str, float]) -> float:
+    """How many elements a dimension has where the axes have these widths."""
+    match label:
+        case int():
+            return label
+        case Named(name):
+            return widths[name]
+        case Concat(parts):
+            return sum(label_size(p, widths) for p in parts)
+        case Product(factors):
+            return math.prod(label_size(f, widths) for f in factors)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from zeroforget.core import masks as _masks
 from zeroforget.core.axes import Axes
-from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, measure, numbers, set_tensor
+from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, set_tensor
 from zeroforget.core.growth import Room
-from zeroforget.core.labels import births_of
+from zeroforget.core.labels import births_of, label_size
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, unseal
 from zeroforget.core.tensors import GrowingTensor
 
@@ -97,8 +97,10 @@ class GrowingNetwork(nn.Module):
         """Axis → how many features a task (the newest by default) uses."""
         if not self.history:
             return dict.fromkeys(self._births, 0)
-        number = len(self.history) - 1 if task is None else self.number(task)
-        return {axis: int((births <= number).sum()) for axis, births in self._births.items()}
+        return self._widths(len(self.history) - 1 if task is None else self.number(task))
+
+    def _widths(self, task: int) -> dict[str, int]:
+        return {axis: int((births <= task).sum()) for axis, births in self._births.items()}
 
     def masks(self, task: str | int) -> dict[str, Tensor]:
         """Axis → the ternary mask of a task: 0 masked, 1 forward only, 2 normal (`State` names them)."""
@@ -132,6 +134,23 @@ class GrowingNetwork(nn.Module):
 
     # Learning --------------------------------------------------------------------------------------------------
 
+    def plan(
+        self, name: str, classes: int, growth: float | Mapping[str, int] | None = None
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """The shares and widths that `add_task` with these arguments would lead to; every mistake is found here."""
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a task needs a name, not {name!r}")
+        if name in self.tasks:
+            raise ValueError(f"there is a task '{name}' already; choose another name")
+        if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
+            raise ValueError(f"a task needs at least 2 classes, not {classes!r}")
+        first = not self.history
+        shares = dict.fromkeys(self._births, 0.0) if first else self._shares[-1]
+        widths = {axis: len(births) for axis, births in self._births.items()}
+        if isinstance(growth, Mapping):
+            return self.room.plan_axes(shares, widths, growth)
+        return self.room.plan(shares, widths, growth if growth is not None else self.start if first else 0.0)
+
     def add_task(self, name: str, classes: int, growth: float | Mapping[str, int] | None = None) -> None:
         """Make room for a task; from now on the network trains what is born with it and nothing else.
 
@@ -140,7 +159,7 @@ class GrowingNetwork(nn.Module):
         its normalization.
         """
         task = len(self.history)
-        shares, widths = self._plan(name, classes, growth)
+        shares, widths = self.plan(name, classes, growth)
         given: float | Mapping[str, int] = growth if growth is not None else self.start if task == 0 else 0.0
         for axis, width in widths.items():
             old = self._births[axis]
@@ -274,56 +293,6 @@ class GrowingNetwork(nn.Module):
 
     # Inside ----------------------------------------------------------------------------------------------------
 
-    def _plan(
-        self, name: str, classes: int, growth: float | Mapping[str, int] | None
-    ) -> tuple[dict[str, float], dict[str, int]]:
-        """The shares and widths after adding a task; every mistake is found here, before anything changes."""
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a task needs a name, not {name!r}")
-        if name in self.tasks:
-            raise ValueError(f"there is a task '{name}' already; choose another name")
-        if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
-            raise ValueError(f"a task needs at least 2 classes, not {classes!r}")
-        first = not self.history
-        shares = dict.fromkeys(self._births, 0.0) if first else self._shares[-1]
-        if isinstance(growth, Mapping):
-            return self._plan_axes(shares, growth)
-        wanted = growth if growth is not None else self.start if first else 0.0
-        if not wanted >= 0 or wanted == float("inf"):
-            raise ValueError(f"growth is a share of the full network, 0 or more, not {wanted}")
-        left = self.room.left(shares)
-        if wanted > left + 1e-6:
-            raise ValueError(
-                f"a growth of {wanted:g} is beyond the limit: {max(left, 0):.4g} is left. Grow by at most "
-                f"net.left(), or pass a larger limit to grow()"
-            )
-        shares = self.room.grow(shares, wanted)
-        widths = {a: max(self.room.width(a, s), len(self._births[a])) for a, s in shares.items()}
-        if wanted == 0:
-            widths = {a: max(1, len(b)) for a, b in self._births.items()}
-        return shares, widths
-
-    def _plan_axes(
-        self, shares: Mapping[str, float], growth: Mapping[str, int]
-    ) -> tuple[dict[str, float], dict[str, int]]:
-        widths = {axis: len(births) for axis, births in self._births.items()}
-        after = dict(shares)
-        for axis, count in growth.items():
-            if axis not in widths:
-                raise ValueError(f"no axis '{axis}' to grow; there are {', '.join(widths)}")
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise ValueError(f"axis '{axis}' grows by a whole number of features, 0 or more, not {count!r}")
-            widths[axis] += count
-            most = self.room.most(axis)
-            if most is not None and widths[axis] > most:
-                raise ValueError(
-                    f"axis '{axis}' may have {most} features and has {widths[axis] - count}; it cannot grow by {count}"
-                )
-            after[axis] += count / self.room.full[axis]
-        if empty := [axis for axis, width in widths.items() if width == 0]:
-            raise ValueError(f"the first task must give every axis at least one feature; {empty[0]} has none")
-        return after, widths
-
     def _convert(self, net: nn.Module) -> nn.Module:
         """The live network: a copy of the plain one with its layers, norms and loose parameters replaced."""
         body = forget_caches(copy.deepcopy(net))
@@ -365,16 +334,16 @@ class GrowingNetwork(nn.Module):
 
     def _numbers(self, path: str, module: nn.Module, task: int) -> dict[str, Any]:
         """The sizes that the module at `path` remembers for a task."""
-        births = {axis: b[b <= task] for axis, b in self._births.items()}
+        widths = self._widths(task)
         prefix = f"{path}." if path else ""
         own = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
         shapes = {
-            n: tuple(len(births_of(label, births)) for label in self.axes.tensors[prefix + n])
+            n: tuple(int(label_size(label, widths)) for label in self.axes.tensors[prefix + n])
             for n in own
             if prefix + n in self.axes.tensors
         }
         told = {
-            attribute: tuple(len(births_of(label, births)) for label in labels)
+            attribute: tuple(int(label_size(label, widths)) for label in labels)
             for (where, attribute), labels in self.axes.attributes.items()
             if where == path
         }
@@ -393,8 +362,8 @@ class GrowingNetwork(nn.Module):
 
     def _sized(self, path: str, name: str, buffer: Tensor, task: int) -> Tensor:
         """A buffer of the user's own for a task. One that grows holds the same number everywhere."""
-        labels = self.axes.tensors[f"{path}.{name}" if path else name]
-        shape = [int((births_of(label, self._births) <= task).sum()) for label in labels]
+        labels, widths = self.axes.tensors[f"{path}.{name}" if path else name], self._widths(task)
+        shape = [int(label_size(label, widths)) for label in labels]
         return buffer if list(buffer.shape) == shape else buffer.flatten()[0].expand(shape).clone()
 
     def _live(self, path: str) -> nn.Module | None:
@@ -488,17 +457,6 @@ class GrowingNetwork(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
-
-
-def count_weights(axes: Axes, names: list[str], widths: Mapping[str, float]) -> float:
-    """How many weights these parameters have at these widths."""
-    total = 0.0
-    for name in names:
-        one = 1.0
-        for label in axes.tensors[name]:
-            one *= measure(label, widths)
-        total += one
-    return total
 
 
 def _forget_cache(module: nn.Module, _keys: Any) -> None:

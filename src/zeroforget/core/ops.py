@@ -105,7 +105,7 @@ class _Grown(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out, *_ = ctx.saved_tensors
         block, geometry, scaling = ctx.block, ctx.geometry, ctx.scaling
-        need_x, need_rows, need_cols, need_born, need_gamma, need_beta = ctx.needs_input_grad[:6]
+        need_x, need_rows, need_cols, need_born = ctx.needs_input_grad[:4]
         grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
         channel = _channel_dim(g, geometry)
         if need_x:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from zeroforget import nets
 from zeroforget.core.axes import find_axes
-from zeroforget.core.growth import Room
-from zeroforget.core.network import GrowingNetwork, count_weights
+from zeroforget.core.growth import Room, count_weights
+from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Preparation
 from zeroforget.store.errors import Damaged
 from zeroforget.store.facts import Backbone, ModelFacts, Preprocessing, TaskFacts
@@ -53,7 +53,7 @@ def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
         plain = plain_network(backbone, facts.seed)
         axes = find_axes(plain, example(backbone))
         names = [name for name, _ in plain.named_parameters()]
-        count = functools.partial(count_weights, axes, names)
+        count = functools.partial(count_weights, [axes.tensors[name] for name in names])
         room = Room(axes.sizes, count, backbone.limit, backbone.unit, backbone.align)
         net = GrowingNetwork(plain, axes, backbone.shape, room, backbone.start, backbone.fn, backbone.bridge)
     except (ValueError, RuntimeError) as error:
@@ -99,7 +99,7 @@ def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], n
     """Before room is made for a task: its births must follow from its growth, and its file must have the numbers."""
     where = path / "task.json"
     try:
-        _, widths = net._plan(task.name, len(task.classes), _growth(task))
+        _, widths = net.plan(task.name, len(task.classes), _growth(task))
     except ValueError as error:
         raise Damaged(where, f"its growth does not fit the network ({error})") from error
     before = net.widths()
