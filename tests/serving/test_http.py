@@ -106,7 +106,7 @@ def test_a_truncated_picture_is_refused(client: Client) -> None:
     for part in (20, 200, len(file.getvalue()) // 2):
         reply = client.predict(file.getvalue()[:part], task="low")
         assert reply.status == 422, reply
-        assert reply.json["error"].startswith("the picture ")
+        assert reply.json["error"].startswith("the upload ")
 
 
 def test_an_upload_without_a_length_is_limited_too(running: Running) -> None:

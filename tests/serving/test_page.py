@@ -91,7 +91,7 @@ def test_what_is_no_picture_is_told(visitor: Visitor, running: Running, tmp_path
     visitor.choose(tmp_path / "not.png")
     visitor.wait("document.querySelector('#answer .bad')")
     said = visitor.run("return document.querySelector('#answer .bad').textContent")
-    assert said == "the picture is no picture of a format that is read here"
+    assert said == "The upload is no picture of a format that is read here"
 
 
 def test_the_keyboard_reaches_everything_and_everything_has_a_name(visitor: Visitor, running: Running) -> None:

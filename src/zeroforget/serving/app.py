@@ -109,9 +109,9 @@ class Server:
             try:
                 answer = await self.batcher.ask(snapshot, chosen, content)
             except TooManyPixels as error:
-                raise HTTPException(413, f"the picture {error}") from None
+                raise HTTPException(413, f"the upload {error}") from None
             except Unreadable as error:
-                raise HTTPException(422, f"the picture {error}") from None
+                raise HTTPException(422, f"the upload {error}") from None
             finally:
                 self.held -= len(content)
         self.metrics.answered(time.monotonic() - began)
@@ -186,12 +186,12 @@ class Server:
             if refusal is not None:
                 raise refusal
             if not content:
-                raise HTTPException(422, "the picture is empty: send its bytes as the request's body")
+                raise HTTPException(422, "the upload is empty: send its bytes as the request's body")
         except BaseException as error:
             self.held -= len(content)
             if isinstance(error, TimeoutError):
                 seconds = self.settings.upload_seconds
-                raise HTTPException(408, f"the picture did not arrive within {seconds:g} seconds") from None
+                raise HTTPException(408, f"the upload did not arrive within {seconds:g} seconds") from None
             raise
         return bytes(content)
 
@@ -199,7 +199,7 @@ class Server:
         """The refusal that a picture of so many bytes has earned."""
         if size > self.settings.upload:
             most = self.settings.upload
-            return HTTPException(413, f"the picture has too many bytes; at most {most:,} are taken", CLOSE)
+            return HTTPException(413, f"the upload has too many bytes; at most {most:,} are taken", CLOSE)
         if self.held > self.settings.uploads:
             return _full("pictures that wait take all the room there is")
         return None

@@ -57,5 +57,6 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     config = uvicorn.Config(server.app, log_level="warning", timeout_graceful_shutdown=30, server_header=False)
     with sock:
+        sock.listen(2048)  # whoever comes from now on is answered
         ready(f"http://{shown}:{sock.getsockname()[1]}/")
         uvicorn.Server(config).run(sockets=[sock])
