@@ -1,0 +1,195 @@
+"""The server against a plain handler that runs the same network for one request at a time, on loopback, in one run.
+
+`python -m benchmarks.serving` prints a table: requests per second and the time 99 of 100 requests take, for 1, 8 and 64
+clients. Servers are processes of their own; rounds alternate, so that whatever else the machine does hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from fastapi import FastAPI, Request
+from PIL import Image
+
+from zeroforget.store import Model, open_model
+
+CLIENTS = (1, 8, 64)
+TASKS = ("first", "second", "third")
+
+
+def pictures(folder: Path, side: int, classes: int = 3, per_class: int = 12) -> Path:
+    """Noise of a class's own color, as JPEG files: their content does not matter here, their decoding does."""
+    random = np.random.default_rng(0)
+    for number in range(classes):
+        place = folder / f"class{number}"
+        place.mkdir(parents=True)
+        for row in range(per_class):
+            values = random.integers(0, 128, (side, side, 3), np.uint8)
+            values[..., number % 3] += 100
+            Image.fromarray(values).save(place / f"{row}.jpg")
+    return folder
+
+
+def model(folder: Path, network: str, side: int, width: float) -> Model:
+    """A model of three tasks that has barely learned: its speed is that of any other."""
+    data, made = pictures(folder / "pictures", side), open_model(folder / "garden")
+    first: dict[str, Any] = {"network": network, "size": side, "width": width}
+    for place, task in enumerate(TASKS):
+        made.learn(data, task, epochs=1, **({} if place else first))
+    return made
+
+
+def plain(folder: Path, port: int) -> None:
+    """The opponent: a handler as most would write it. The task's network is ready; requests come one at a time."""
+    app, served = FastAPI(), open_model(folder)
+    for task in served.tasks:
+        served.dense(task.name)
+
+    @app.post("/predict")
+    async def predict(request: Request, task: str) -> dict[str, object]:
+        image = served.prepare(await request.body())
+        best = served.probabilities(image[None], task)[0]
+        ranked = sorted(zip(served.task(task).classes, best.tolist(), strict=True), key=lambda pair: -pair[1])
+        return {"task": task, "classes": [{"class": name, "probability": p} for name, p in ranked]}
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+@contextmanager
+def process(command: list[str], port: int) -> Iterator[None]:
+    """A server in a process of its own, until it answers and until we are done."""
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as running:
+        try:
+            end = time.monotonic() + 60
+            while not asyncio.run(_answers(port)):
+                if time.monotonic() > end or running.poll() is not None:
+                    raise RuntimeError(f"{command} does not answer")
+                time.sleep(0.1)
+            yield
+        finally:
+            running.terminate()
+
+
+async def _answers(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+@dataclass
+class Load:
+    """What clients saw."""
+
+    times: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    failed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return len(self.times) / self.seconds
+
+    @property
+    def p99(self) -> float:
+        """Milliseconds that 99 of 100 requests stay below."""
+        return 1000 * sorted(self.times)[min(len(self.times) - 1, int(0.99 * len(self.times)))]
+
+
+async def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> Load:
+    """So many clients, each with one connection, ask and ask again until the time is up."""
+    out, end = Load(), time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        turn = number
+        while time.monotonic() < end:
+            body, task = bodies[turn % len(bodies)], TASKS[turn % len(TASKS)]
+            turn += 1
+            head = f"POST /predict?task={task} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            began = time.monotonic()
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            out.times.append(time.monotonic() - began)
+            out.failed += b" 200 " not in answer[:20]
+        writer.close()
+
+    began = time.monotonic()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    out.seconds = time.monotonic() - began
+    return out
+
+
+def compare(folder: Path, seconds: float, rounds: int, port: int) -> Iterator[str]:
+    """Lines of a table, a row for each number of clients."""
+    garden, bodies = str(folder / "garden"), [file.read_bytes() for file in sorted(folder.glob("pictures/*/*.jpg"))]
+    ours = ["-c", "from zeroforget.cli import main; main()", "serve", garden, "--port", str(port)]
+    other = ["-m", "benchmarks.serving", "--plain", garden, "--port", str(port + 1)]
+    ports = {"zeroforget serve": port, "plain": port + 1}
+    yield "| clients | plain: requests/s | p99 ms | zeroforget serve: requests/s | p99 ms | requests/s, ratio |"
+    yield "|---|---|---|---|---|---|"
+    with process(ours, port), process(other, port + 1):
+        for one in ports.values():
+            asyncio.run(load(one, bodies, 8, 2.0))  # warm
+        for clients in CLIENTS:
+            seen: dict[str, list[Load]] = {name: [] for name in ports}
+            for _ in range(rounds):
+                for name, one in ports.items():
+                    seen[name].append(asyncio.run(load(one, bodies, clients, seconds)))
+            if failed := sum(one.failed for loads in seen.values() for one in loads):
+                raise RuntimeError(f"{failed} requests failed")
+            rate, p99 = (
+                {name: statistics.median(getattr(one, what) for one in loads) for name, loads in seen.items()}
+                for what in ("rate", "p99")
+            )
+            yield (
+                f"| {clients} | {rate['plain']:.0f} | {p99['plain']:.0f} | {rate['zeroforget serve']:.0f} | "
+                f"{p99['zeroforget serve']:.0f} | {rate['zeroforget serve'] / rate['plain']:.2f} |"
+            )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", default="resnet18")
+    parser.add_argument("--width", type=float, default=0.25)
+    parser.add_argument("--side", type=int, default=64, help="pixels of the pictures")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=18080)
+    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.plain:
+        plain(args.plain, args.port)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        made = model(Path(place), args.network, args.side, args.width)
+        print(
+            f"{args.network} at width {args.width:g}, {args.side}×{args.side}, {len(made.tasks)} tasks in turn, ",
+            end="",
+        )
+        print(f"{made.tasks[-1].operations / 1e6:.0f} M operations a picture; {torch.get_num_threads()} threads")
+        for line in compare(Path(place), args.seconds, args.rounds, args.port):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
