@@ -215,3 +215,22 @@ def test_bf16_trains_and_keeps_old_tasks_bit_equal() -> None:
     learner.learn(tasks[1], fit)
     assert torch.equal(logits(learner.predictor(0), tasks[0].test, tasks[0].prepare), before)
     assert accuracy(learner.predictor(1), tasks[1].test, tasks[1].prepare) > 0.75
+
+
+def test_a_regime_knows_what_can_be_captured() -> None:
+    assert not Regime(capture=True).can_capture()  # a CPU has no graphs
+    assert not Regime().can_capture()
+
+
+def test_augmentation_without_a_generator_draws_from_the_global_one() -> None:
+    prepare = Preparation((0.5,), (0.5,), crop=6, pad=1, flip=True)
+    images = torch.randint(0, 256, (32, 1, 8, 8), dtype=torch.uint8)
+    with seeded("a"):
+        first = prepare.train(images)
+    with seeded("a"):
+        again = prepare.train(images)
+    with seeded("b"):
+        other = prepare.train(images)
+    assert first.shape == (32, 1, 6, 6)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
