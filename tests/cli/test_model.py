@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,27 @@ def test_the_tutorial_prints_what_it_says_it_prints(place: Path) -> None:
     model = open_model(place / "garden")
     assert model.tasks[0].accuracy > 0.85
     assert open_model(place / "phone").tasks[1].accuracy > 0.75
+    serve_as_the_tutorial_says("phone", Path("photos/odd/digit-7/000.png"), "odd")
+
+
+def serve_as_the_tutorial_says(model: str, picture: Path, task: str) -> None:
+    """The day's last command: the server's answer over HTTP is the one that `predict` prints."""
+    pytest.importorskip("fastapi")
+    printed, _ = run(f"zeroforget predict {model} --task {task} --json {picture}")
+    command = [*ZEROFORGET, "serve", model, "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            request = urllib.request.Request(f"{address}predict?task={task}", data=picture.read_bytes(), method="POST")
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                served = json.load(answer)["classes"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=20)
+    best = served[0]
+    assert best["class"] in printed
+    assert any(abs(float(p) - best["probability"]) < 1e-5 for p in re.findall(r"\d\.\d+(?:e-\d+)?", printed))
 
 
 def test_the_python_of_the_tutorial_runs(place: Path) -> None:
