@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.labels import Concat, Label, Named, Product
+from zeroforget.core.labels import Label, label_size
 
 _NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
@@ -24,8 +23,6 @@ _NORMS: tuple[type[nn.Module], ...] = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
-
-Number = TypeVar("Number", int, float)
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -112,19 +109,6 @@ def forget_caches(net: nn.Module) -> nn.Module:
 _OWN = frozenset(vars(nn.Module()))
 
 
-def measure(label: Label, widths: Mapping[str, Number]) -> Number:
-    """How many elements a dimension has when its axes have these widths."""
-    match label:
-        case int():
-            return label
-        case Named(name):
-            return widths[name]
-        case Concat(parts):
-            return sum(measure(p, widths) for p in parts)
-        case Product(factors):
-            return math.prod(measure(f, widths) for f in factors)
-
-
 def hollow(net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None) -> nn.Module:
     """A copy of the network without storage; tensors named in `shapes` get these instead of their own.
 
@@ -151,12 +135,12 @@ def reshaped(
     widths: Mapping[str, int],
 ) -> nn.Module:
     """A hollow copy with these widths: to see whether it runs and what its axes are."""
-    shapes = {name: tuple(measure(label, widths) for label in labels) for name, labels in tensors.items()}
+    shapes = {name: tuple(label_size(label, widths) for label in labels) for name, labels in tensors.items()}
     copied = hollow(net, shapes)
     for path, module in copied.named_modules():
         own = {n: tuple(t.shape) for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None}
         told = {
-            attribute: tuple(measure(label, widths) for label in labels)
+            attribute: tuple(label_size(label, widths) for label in labels)
             for (where, attribute), labels in attributes.items()
             if where == path
         }

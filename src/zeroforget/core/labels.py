@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -312,6 +312,7 @@ class Concat:
     parts: tuple[Label, ...]
 
 
+Number = TypeVar("Number", int, float)
 Label: TypeAlias = int | Named | Product | Concat
 
 
@@ -356,7 +357,7 @@ def axis_names(label: Label) -> Iterator[str]:
                 yield from axis_names(part)
 
 
-def label_size(label: Label, widths: Mapping[str, float]) -> float:
+def label_size(label: Label, widths: Mapping[str, Number]) -> Number:
     """How many elements a dimension has where the axes have these widths."""
     match label:
         case int():

@@ -338,12 +338,12 @@ class GrowingNetwork(nn.Module):
         prefix = f"{path}." if path else ""
         own = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
         shapes = {
-            n: tuple(int(label_size(label, widths)) for label in self.axes.tensors[prefix + n])
+            n: tuple(label_size(label, widths) for label in self.axes.tensors[prefix + n])
             for n in own
             if prefix + n in self.axes.tensors
         }
         told = {
-            attribute: tuple(int(label_size(label, widths)) for label in labels)
+            attribute: tuple(label_size(label, widths) for label in labels)
             for (where, attribute), labels in self.axes.attributes.items()
             if where == path
         }
@@ -363,7 +363,7 @@ class GrowingNetwork(nn.Module):
     def _sized(self, path: str, name: str, buffer: Tensor, task: int) -> Tensor:
         """A buffer of the user's own for a task. One that grows holds the same number everywhere."""
         labels, widths = self.axes.tensors[f"{path}.{name}" if path else name], self._widths(task)
-        shape = [int(label_size(label, widths)) for label in labels]
+        shape = [label_size(label, widths) for label in labels]
         return buffer if list(buffer.shape) == shape else buffer.flatten()[0].expand(shape).clone()
 
     def _live(self, path: str) -> nn.Module | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from zeroforget.core.dense import is_layer, is_norm, measure
-from zeroforget.core.labels import Label, Named, axis_names
+from zeroforget.core.dense import is_layer, is_norm
+from zeroforget.core.labels import Label, Named, axis_names, label_size
 
 _SIZES = re.compile(
     r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split"
@@ -40,7 +40,7 @@ def remembered(
         by_size: dict[int, list[Label]] = {}
         for label in pools.get(path, ()):
             if any(axis_names(label)):
-                by_size.setdefault(measure(label, sizes), []).append(label)
+                by_size.setdefault(label_size(label, sizes), []).append(label)
         for name, value in vars(module).items():
             if name.startswith("_") or not _is_size(value) or not (every(module) or _speaks(name)):
                 continue
