@@ -142,7 +142,9 @@ def main() -> None:
             print(f"{ratio:7.3f}  {name}", flush=True)
     if args.out:
         facts = {"device": args.device, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        args.out.write_text(json.dumps(facts | {"platform": platform.platform(), "ratios": rows}, indent=1) + "\n")
+        facts["platform"] = f"{platform.system()} {platform.machine()}"
+        args.out.write_text(json.dumps(facts | {"ratios": rows}, indent=1) + "
+")
 
 
 if __name__ == "__main__":

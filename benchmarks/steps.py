@@ -45,6 +45,11 @@ def step_of(
     return step
 
 
+def newborn(full: int, frozen: float, align: int) -> int:
+    """How many features of an axis are new: a multiple of `align`, and never none, which would cost nothing."""
+    return min(full - 1, max(1, round(full * (1 - frozen) / align)) * align)
+
+
 class Floor(nn.Module):
     """Forward and the gradient with respect to activations alone: no weight gets a gradient."""
 
@@ -75,9 +80,10 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
 
     def growing(fn: str, align: int) -> GrowingNetwork:
         net = build(args.network, shape, width=args.width)
-        grown = grow(net, torch.randn(2, *shape), start=frozen, align=align, fn=fn)
-        grown.add_task("old", CLASSES)
-        grown.add_task("new", CLASSES, growth=grown.left())
+        grown = grow(net, torch.randn(2, *shape), fn=fn)
+        born = {axis: newborn(full, frozen, align) for axis, full in grown.axes.sizes.items()}
+        grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
+        grown.add_task("new", CLASSES, growth=born)
         _laid_out(grown.to(device), layout)
         return grown.train()
 
