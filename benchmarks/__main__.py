@@ -143,8 +143,7 @@ def main() -> None:
     if args.out:
         facts = {"device": args.device, "threads": torch.get_num_threads(), "torch": torch.__version__}
         facts["platform"] = f"{platform.system()} {platform.machine()}"
-        args.out.write_text(json.dumps(facts | {"ratios": rows}, indent=1) + "
-")
+        args.out.write_text(json.dumps(facts | {"ratios": rows}, indent=1) + chr(10))
 
 
 if __name__ == "__main__":
