@@ -69,6 +69,7 @@ class Method(nn.Module):
         super().__init__()
         self.specs: list[TaskSpec] = []
         self.heads = nn.ModuleList()
+        self.smoothing = 0.0
         self.net = net
         self._set_example(example)
 
@@ -158,7 +159,17 @@ class Method(nn.Module):
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """What a step of training makes smaller."""
-        return F.cross_entropy(self(x, task), y)
+        return self.cross_entropy(self(x, task), y)
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The mean over a batch, with the regime's label smoothing among the classes whose logit is above -infinity."""
+        loss = F.cross_entropy(logits, y)
+        if not self.smoothing:
+            return loss
+        logs = F.log_softmax(logits, 1)
+        own = logits > -torch.inf
+        even = -(logs.where(own, 0.0).sum(1) / own.sum(1)).mean()
+        return (1 - self.smoothing) * loss + self.smoothing * even
 
     def after_backward(self) -> None:
         """Gradients are there, the step is not yet made."""

@@ -129,7 +129,7 @@ class Hat(Method):
         gates = self.attention(task, self._steepness)
         free = 1 - self._used
         price = (gates * free).sum() / free.sum().clamp_min(1e-8)
-        return nn.functional.cross_entropy(self._gated(x, task, gates), y) + self.strength * price
+        return self.cross_entropy(self._gated(x, task, gates), y) + self.strength * price
 
     @torch.no_grad()
     def after_backward(self) -> None:

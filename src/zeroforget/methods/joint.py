@@ -82,7 +82,7 @@ class Joint(Method):
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """The mean over all images of the cross-entropy of each one's own head."""
-        return F.cross_entropy(self._own(x, y), y) if self.merging else super().loss(x, y, task)
+        return self.cross_entropy(self._own(x, y), y) if self.merging else super().loss(x, y, task)
 
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
         """The same for validation."""

@@ -133,7 +133,7 @@ class ProgressCompress(Method):
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy; then KL(active ‖ base) + λ/2 · ‖θ − θ*‖² under γF* (section 3)."""
         if self._progressing:
-            return F.cross_entropy(self.ask_active(x), y)
+            return self.cross_entropy(self.ask_active(x), y)
         with torch.no_grad():
             target = self.ask_active(x).log_softmax(1)
         learned = super().forward(x, task).log_softmax(1)

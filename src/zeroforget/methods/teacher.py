@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from zeroforget.data import Task
 from zeroforget.methods.activity import Watch
@@ -61,7 +60,7 @@ class Taught(Method):
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy on the new task, and the departure."""
         now = self._features(x)
-        loss = F.cross_entropy(self.heads[task](now.handed), y)
+        loss = self.cross_entropy(self.heads[task](now.handed), y)
         if self._teacher:
             loss = loss + self.departure(now, self._before(x), task, len(x)).mean()
             self._loss = loss.detach()

@@ -38,6 +38,8 @@ class Learner(Protocol):
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]: ...
     def train(self, mode: bool = True) -> Any: ...
 
+    smoothing: float
+    """The regime's label smoothing: set before training begins."""
     graph_safe: ClassVar[bool]
     """Whether a step is the same operators on the same tensors every time, so that it can be recorded."""
 
@@ -147,6 +149,7 @@ class _Loop:
         self.optimizer = None
         if self.parameters:
             self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.captured)
+        self.learner.smoothing = self.regime.label_smoothing
         start = _copy(self.learner.moving())
         self.best = start
         self._resume()
@@ -164,16 +167,21 @@ class _Loop:
         loss = self._train(number)
         val_loss, val_accuracy = self._validate()
         if val_loss < self.best_loss:
-            self.best_loss, self.best, self.log.best, self.waited = val_loss, _copy(self.learner.moving()), number, 0
+            self.best_loss, self.log.best, self.waited = val_loss, number, 0
         else:
             self.waited += 1
+        if self.regime.keep == "last":
+            self.log.best = number
+        if self.log.best == number:
+            self.best = _copy(self.learner.moving())
         seconds = time.perf_counter() - began
         self.log.epochs.append(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds))
         self.log.seconds += seconds
-        if self.waited >= self.regime.patience:
+        by_patience = self.regime.schedule == "patience"
+        if by_patience and self.waited >= self.regime.patience:
             self.lr, self.waited = self.lr / self.regime.decay, 0
             self._set_lr()
-        if self.lr < self.regime.min_lr:
+        if by_patience and self.lr < self.regime.min_lr:
             self.log.stopped = "learning rate below its bound"
         elif number + 1 >= self.regime.epochs:
             self.log.stopped = "all epochs done"
@@ -190,6 +198,9 @@ class _Loop:
         self.learner.train()
         with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
             for step, rows in enumerate(order.split(self.regime.batch_size)):
+                if self.regime.schedule == "cosine":
+                    self.lr = self.regime.cosine(number + step / self.steps, 1 / self.steps)
+                    self._set_lr()
                 self.learner.before_step(step / self.steps)
                 loss = self._recorded(len(rows))(rows) if self.captured else self._step(rows)
                 total += loss * len(rows)

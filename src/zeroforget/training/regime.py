@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,11 +28,20 @@ class Regime:
     """More arguments of the optimizer, such as momentum or weight_decay."""
     batch_size: int = 64
     epochs: int = 200
+    schedule: str = "patience"
+    """patience: divide the rate when validation stops getting better, and stop early. cosine: all epochs are run, the
+    rate falls to nothing along half a cosine (Loshchilov and Hutter, 2017), step by step."""
+    warmup: float = 0.0
+    """Epochs at the beginning in which the rate of the cosine schedule rises evenly to `lr`."""
+    keep: str = "best"
+    """Which weights training ends with: those of the best validation loss, or the last ones."""
     patience: int = 5
     """Epochs without a better validation loss before the learning rate is divided."""
     decay: float = 3.0
     min_lr: float = 1e-4
     """Training stops when the learning rate falls below this."""
+    label_smoothing: float = 0.0
+    """The share of each label that is spread evenly over the task's classes, in training (Szegedy et al., 2016)."""
     clip: float | None = None
     """Bound on the norm of the whole gradient."""
     precision: str = "float32"
@@ -46,6 +56,15 @@ class Regime:
             raise ValueError(f"no optimizer '{self.optimizer}'; torch.optim has: {names} (LBFGS cannot be used here)")
         if self.precision not in {"float32", "tf32", "bf16"}:
             raise ValueError(f"precision is 'float32', 'tf32' or 'bf16', not '{self.precision}'")
+        for name, known in (("schedule", ("patience", "cosine")), ("keep", ("best", "last"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is '{known[0]}' or '{known[1]}', not '{getattr(self, name)}'")
+        if not 0 <= self.warmup < self.epochs:
+            raise ValueError(f"warmup must be at least 0 and below the {self.epochs} epochs, not {self.warmup}")
+        if self.warmup and self.schedule == "patience":
+            raise ValueError("warmup belongs to schedule='cosine'; the patience schedule begins at its full rate")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -53,6 +72,12 @@ class Regime:
             raise ValueError(f"decay divides the learning rate, so it must be above 1, not {self.decay}")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use device='cpu'")
+
+    def cosine(self, done: float, step: float) -> float:
+        """The rate of the cosine schedule for the step that begins after `done` epochs and lasts `step` of one."""
+        if done < self.warmup:
+            return self.lr * min(1.0, (done + step) / self.warmup)
+        return self.lr * (1 + math.cos(math.pi * (done - self.warmup) / (self.epochs - self.warmup))) / 2
 
     def can_capture(self) -> bool:
         """Whether a step under this regime can be recorded as a CUDA graph."""

@@ -1,0 +1,147 @@
+"""The cosine schedule, which weights are kept, and label smoothing: each against its formula, written out plainly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.training.test_fit import Scripted, method, task
+from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.joint import Joint
+from zeroforget.methods.tfm import Tfm
+from zeroforget.training import Fit, Progress, Regime
+from zeroforget.training.seeding import seeded
+
+
+class Rates(Finetuning):
+    """Notes the rate that each step was made with, by how far the weights of a constant gradient moved."""
+
+    seen: list[float]
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        if not hasattr(self, "seen"):
+            self.seen = []
+        self._before = self.heads[0].bias.detach().clone()  # type: ignore[union-attr]
+        return self.heads[0].bias.sum() + 0 * self(x, task).sum()  # type: ignore[union-attr, no-any-return]
+
+    def after_step(self) -> None:
+        self.seen.append(float((self._before - self.heads[0].bias.detach())[0]))  # type: ignore[union-attr, operator]
+
+
+def test_the_cosine_rises_and_falls_step_by_step_and_runs_every_epoch() -> None:
+    learner = method(Rates)
+    assert isinstance(learner, Rates)
+    regime = Regime(lr=0.1, schedule="cosine", epochs=4, warmup=1.0, batch_size=18, patience=1, min_lr=0.09)
+    log = learner.learn(task(), Fit(regime))  # 54 images: 3 steps an epoch
+    rise = [0.1 * k / 3 for k in (1, 2, 3)]
+    fall = [0.05 * (1 + math.cos(math.pi * k / 9)) for k in range(9)]
+    assert learner.seen == pytest.approx(rise + fall, abs=1e-6)
+    assert (len(log.epochs), log.stopped) == (4, "all epochs done")
+    assert [e.lr for e in log.epochs] == pytest.approx([rise[2], fall[2], fall[5], fall[8]])
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("best", 1), ("last", 3)])
+@pytest.mark.parametrize("schedule", ["patience", "cosine"])
+def test_which_weights_are_kept(keep: str, kept: int, schedule: str) -> None:
+    states: list[dict[str, Tensor]] = []
+
+    class Watching(Scripted):
+        def score(self, predictor: object, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
+            states.append({k: v.clone() for k, v in self.state_dict().items()})
+            return super().score(predictor, x, y, task)
+
+    learner = method(Watching)
+    assert isinstance(learner, Watching)
+    learner.script = [3.0, 1.0, 2.0, 4.0]
+    log = learner.learn(task(), Fit(Regime(epochs=4, keep=keep, schedule=schedule)))
+    assert log.best == kept
+    assert all(torch.equal(v, states[kept][k]) for k, v in learner.state_dict().items())
+
+
+@pytest.mark.parametrize("cls", [Finetuning, Tfm])
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_cosine_interrupted_and_resumed_ends_with_the_same_bits(tmp_path: Path, cls: type, keep: str) -> None:
+    options = {"momentum": 0.9, "weight_decay": 0.01}
+    regime = Regime(
+        lr=0.02, schedule="cosine", warmup=1.5, epochs=5, options=options, keep=keep, batch_size=18, label_smoothing=0.1
+    )
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 3 and progress.step == 2:
+            raise Stop
+
+    whole, broken = method(cls), method(cls)
+    with seeded("learn"):
+        whole.learn(task(), Fit(regime))
+    with seeded("learn"), pytest.raises(Stop):
+        broken.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
+    with seeded("learn"):
+        broken.learn(task(), Fit(regime, folder=tmp_path))
+    after = broken.state_dict()
+    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
+
+
+def test_smoothing_is_that_of_torch_and_leaves_other_heads_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, y = torch.randn(12, 5, generator=draw, dtype=torch.float64), torch.arange(12) % 5
+    learner = method()
+    learner.smoothing = 0.2
+    wanted = F.cross_entropy(logits, y, label_smoothing=0.2)
+    assert torch.allclose(learner.cross_entropy(logits, y), wanted)
+    # Joint masks other tasks' classes with -infinity: what is left is each image's own head.
+    wide = torch.cat([logits, torch.full((12, 3), -torch.inf, dtype=torch.float64)], 1).requires_grad_()
+    loss = learner.cross_entropy(wide, y)
+    assert torch.allclose(loss, wanted)
+    (gradient,) = torch.autograd.grad(loss, wide)
+    assert gradient.isfinite().all()
+    assert not gradient[:, 5:].any()
+
+
+def test_the_regime_smooths_training_and_not_validation() -> None:
+    class Asked(Finetuning):
+        def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+            logits = self(x, task)
+            loss = self.cross_entropy(logits, y)
+            assert torch.allclose(loss, F.cross_entropy(logits, y, label_smoothing=0.3))
+            return loss
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    learner = Asked(net, torch.randn(2, 4))
+    data = task()
+    log = learner.learn(data, Fit(Regime(epochs=2, label_smoothing=0.3, keep="last")))
+    images, y = data.val.batch(torch.arange(len(data.val)))
+    plain = F.cross_entropy(learner.predictor(0)(data.prepare.test(images)), y)
+    assert log.epochs[-1].val_loss == pytest.approx(float(plain))
+
+
+def test_joint_learns_under_smoothing() -> None:
+    learner = method(Joint)
+    tasks = [task("a"), task("b", seed=1)]
+    fit = Fit(Regime(epochs=30, lr=0.1, schedule="cosine", label_smoothing=0.1))
+    learner.learn(tasks[0], fit)
+    log = learner.learn(tasks[1], fit, tasks[:1])
+    assert log.val_accuracy > 0.6
+    assert all(math.isfinite(e.loss) for e in log.epochs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(schedule="cosin"), "schedule is 'patience' or 'cosine', not 'cosin'"),
+        (dict(keep="first"), "keep is 'best' or 'last'"),
+        (dict(schedule="cosine", epochs=3, warmup=3.0), "below the 3 epochs"),
+        (dict(warmup=1.0), "belongs to schedule='cosine'"),
+        (dict(label_smoothing=1.0), "label_smoothing"),
+    ],
+)
+def test_the_new_options_check_themselves(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Regime(**options)  # type: ignore[arg-type]
