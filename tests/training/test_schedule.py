@@ -120,15 +120,16 @@ def test_the_regime_smooths_training_and_not_validation() -> None:
     log = learner.learn(data, Fit(Regime(epochs=2, label_smoothing=0.3, keep="last")))
     images, y = data.val.batch(torch.arange(len(data.val)))
     plain = F.cross_entropy(learner.predictor(0)(data.prepare.test(images)), y)
-    assert log.epochs[-1].val_loss == pytest.approx(float(plain), rel=1e-5)
+    assert log.epochs[-1].val_loss == pytest.approx(float(plain.detach()), rel=1e-5)
 
 
 def test_joint_learns_under_smoothing() -> None:
     learner = method(Joint)
     tasks = [task("a"), task("b", seed=1)]
-    fit = Fit(Regime(epochs=30, lr=0.1, schedule="cosine", label_smoothing=0.1))
-    learner.learn(tasks[0], fit)
-    log = learner.learn(tasks[1], fit, tasks[:1])
+    fit = Fit(Regime(epochs=40, lr=0.3, schedule="cosine", label_smoothing=0.1, batch_size=18))
+    with seeded("learn"):
+        learner.learn(tasks[0], fit)
+        log = learner.learn(tasks[1], fit, tasks[:1])
     assert log.val_accuracy > 0.6
     assert all(math.isfinite(e.loss) for e in log.epochs)
 

@@ -24,6 +24,9 @@ class Plan:
     `data`: one data set to cut into tasks, or several that are a task each. For one: `tasks` of equal size, or tasks
     of the `sizes` given, or the `groups` of classes written out. Without any, the whole is one task. Classes are
     shuffled by the seed unless `shuffle` is off. `names` are the tasks' names. `size`: pixels, for `folder:` data.
+
+    `flip`, `pad` and `zoom` change how training images are varied (see `Preparation`), where the data set's own way
+    is not wanted.
     """
 
     name: str
@@ -34,6 +37,9 @@ class Plan:
     names: tuple[str, ...] | None = None
     shuffle: bool = True
     size: int = 224
+    flip: bool | None = None
+    pad: int | None = None
+    zoom: float | None = None
 
     def __post_init__(self) -> None:
         ways = [way for way in ("tasks", "sizes", "groups") if getattr(self, way) is not None]
@@ -60,6 +66,9 @@ class Plan:
             ("names", "a list of names", self.names is None or _texts(self.names)),
             ("shuffle", "true or false", isinstance(self.shuffle, bool)),
             ("size", "a number of pixels", _counts(self.size)),
+            ("flip", "true or false", isinstance(self.flip, bool | None)),
+            ("pad", "a number of pixels", self.pad is None or self.pad == 0 or _counts(self.pad)),
+            ("zoom", "a share of the area above 0, up to 1", self.zoom is None or _share(self.zoom)),
         ):
             if not right:
                 raise ValueError(f"scenario '{self.name}': '{key}' is {getattr(self, key)!r}; it should be {wanted}")
@@ -71,6 +80,10 @@ def _all(values: object, right: Callable[[object], bool]) -> bool:
 
 def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 def _texts(values: object) -> bool:
@@ -138,6 +151,9 @@ def _from_mapping(wanted: Mapping[str, Any]) -> Plan:
             raise ValueError(
                 f"a scenario has no '{key}'; " + (f"did you mean '{near[0]}'?" if near else f"it has {fields}")
             )
+    known = named_plans()
+    if "data" not in wanted and wanted.get("name") in known:
+        return dataclasses.replace(known[wanted["name"]], **{key: _frozen(value) for key, value in wanted.items()})
     if "data" not in wanted:
         raise ValueError("a scenario needs 'data': the name of a data set, or a list of names")
     data = wanted["data"]
@@ -175,8 +191,17 @@ def scenario(
                 f"scenario '{settled.name}': images of '{collection.name}' are {_by(collection.shape)}, those of "
                 f"'{collections[0].name}' {_by(first)}; all tasks of a scenario need one shape"
             )
+    collections = [_varied(collection, settled) for collection in collections]
     tasks = _chain(collections, settled, seed) if len(collections) > 1 else _pieces(collections[0], settled, seed)
     return Scenario(settled.name, first, tasks)
+
+
+def _varied(collection: Collection, settled: Plan) -> Collection:
+    """The collection with the plan's own flips, padding and zoom."""
+    changes = {key: value for key in ("flip", "pad", "zoom") if (value := getattr(settled, key)) is not None}
+    if not changes:
+        return collection
+    return dataclasses.replace(collection, prepare=dataclasses.replace(collection.prepare, **changes))
 
 
 def _by(shape: Sequence[int]) -> str:

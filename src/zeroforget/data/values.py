@@ -52,7 +52,8 @@ class Preparation:
     """From raw images to the network's input, a batch at a time, on whatever device the batch is.
 
     Bytes become [0, 1]; then `(x - mean) / std` for each channel. Training crops `crop` pixels square at random
-    (after padding by `pad`) and flips left to right if `flip`; testing takes the central crop.
+    (after padding by `pad`) and flips left to right if `flip`; testing takes the central crop. With `zoom` below 1 a
+    training image is a random part of at least that share of the area, up to 4:3 out of shape, brought back to size.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -60,12 +61,19 @@ class Preparation:
     crop: int | None = None
     pad: int = 0
     flip: bool = False
+    zoom: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.pad < 0 or not 0 < self.zoom <= 1:
+            raise ValueError(f"pad is 0 or more and zoom in (0, 1], not {self.pad} and {self.zoom}")
 
     def train(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A training batch, augmented and normalized. `generator` is a CPU generator; without one the draws come from
         the generator of the images' own device."""
         if self.crop is not None or self.pad:
             images = self._random_crop(images, generator)
+        if self.zoom < 1:
+            images = self._random_zoom(images, generator)
         if self.flip:
             device = None if generator is not None else images.device
             coin = torch.rand(len(images), generator=generator, device=device) < 0.5
@@ -96,12 +104,32 @@ class Preparation:
         cropped = images.movedim(1, -1)[batch[:, None, None], y[:, :, None], x[:, None, :]]
         return cropped.movedim(-1, 1).contiguous()
 
+    def _random_zoom(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Bilinear, and nothing waits for the device: all draws of a batch are one tensor."""
+        count, height, width = len(images), *images.shape[-2:]
+        draws = torch.rand(4, count, 1, generator=generator, device=None if generator is not None else images.device)
+        share, shape, across, down = draws.to(images.device)
+        area = self.zoom + (1 - self.zoom) * share
+        ratio = (4 / 3) ** (2 * shape - 1)
+        part = [(area * r).sqrt().clamp(max=1.0) for r in (ratio, 1 / ratio)]
+        # Positions of the new pixels in the old image, where -1 and 1 are its edges.
+        even = [(2 * torch.arange(n, device=images.device) + 1) / n - 1 for n in (width, height)]
+        x, y = (e * p + (2 * place - 1) * (1 - p) for e, p, place in zip(even, part, (across, down), strict=True))
+        grid = torch.stack([x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], -1)
+        return torch.nn.functional.grid_sample(
+            _floating(images), grid, mode="bilinear", padding_mode="border", align_corners=False
+        )
+
     def _normalize(self, images: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:
-            images = images.float() / 255
+        images = _floating(images)
         shape = (1, -1) + (1,) * (images.dim() - 2)
         mean, std = _constants(self.mean, self.std, images.dtype, images.device)
         return ((images - mean.view(shape)) / std.view(shape)).contiguous()
+
+
+def _floating(images: Tensor) -> Tensor:
+    """Bytes as [0, 1]."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 @functools.lru_cache(maxsize=64)
