@@ -1,0 +1,276 @@
+"""Is what an adopted network knows of use to new tasks? Growing it, against copies and adapters, on Tiny ImageNet.
+
+A plain network learns some classes, is adopted as the first task, and then other classes come as further tasks:
+
+    PYTHONPATH=src:. python -m benchmarks.transfer --data-root DIR --device cuda --out results/transfer.json
+    PYTHONPATH=src:. python -m benchmarks.transfer --out results/transfer.json --docs docs/transfer.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import transfer_docs
+from benchmarks.transfer_contestants import (
+    Adapting,
+    Classifier,
+    Contestant,
+    Copying,
+    FromScratch,
+    Growing,
+    bytes_of_growth,
+    fresh,
+)
+from benchmarks.transfer_lora import nbytes, rank_near
+from benchmarks.transfer_training import exact, fewer, resident, train
+from zeroforget.core.adopt import adopt
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.data import Plan, Task, scenario
+from zeroforget.training import Regime, accuracy, logits
+from zeroforget.training.seeding import seeded
+
+SHAPE = (3, 64, 64)
+PAD = 6
+"""Crops are drawn from images padded by this many pixels."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large everything is."""
+
+    first: int = 140
+    """Classes of the network in service."""
+    classes: int = 20
+    """Classes of each of the three tasks to come."""
+    images: int = 500
+    """Images of each class, at most, in each split."""
+    width: float = 1.0
+    first_epochs: int = 15
+    first_batch: int = 256
+    first_rate: float = 0.2
+    epochs: int = 15
+    batch: int = 128
+    trial_epochs: int = 5
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+
+
+QUICK = Size(
+    first=8, classes=4, images=32, width=0.125, first_epochs=3, first_batch=32, first_rate=0.05, epochs=2, batch=32
+)
+QUICK = replace(QUICK, trial_epochs=1, rates=(1e-3, 1e-2))
+
+
+def tasks_of(root: Path | None, size: Size, seed: int, device: str) -> list[Task]:
+    """The first task's classes and three times other ones, drawn by the seed."""
+    plan = Plan("transfer", ("tiny-imagenet",), sizes=(140, 20, 20, 20), names=("service", "two", "three", "four"))
+    found = scenario(plan, seed, root, _progress).tasks
+    counts = (size.first, *[size.classes] * 3)
+    tasks = [fewer(task, count, size.images) for task, count in zip(found, counts, strict=True)]
+    return [resident(replace(task, prepare=replace(task.prepare, pad=PAD)), device) for task in tasks]
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    if total and done == total:
+        print(f"{what}: {total}", flush=True)
+
+
+class Race:
+    """One seed: a network in service, then every contestant."""
+
+    def __init__(self, size: Size, seed: int, device: str, eager: bool, root: Path | None) -> None:
+        self.size, self.seed, self.device, self.eager = size, seed, device, eager
+        self.began = time.perf_counter()
+        self.first, *self.tasks = tasks_of(root, size, seed, device)
+        self.facts: dict[str, Any] = {"seed": seed, "classes": [list(task.classes) for task in self.tasks]}
+        self.facts["contestants"] = []
+        self.say(f"{len(self.first.train)} images to begin with, {len(self.tasks[0].train)} in each task to come")
+
+    def say(self, line: str) -> None:
+        """A line with the time."""
+        print(f"{time.perf_counter() - self.began:7.1f} s  seed {self.seed}: {line}", flush=True)
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Everything in order; what is known so far comes out whenever there is more of it."""
+        classifier = self.in_service()
+        yield self.facts
+        net = self.adopted(classifier)
+        yield self.facts
+        for contestant in self.contestants(classifier, net):
+            yield from self.compete(contestant)
+        self.facts["seconds"] = time.perf_counter() - self.began
+
+    def regime(self, optimizer: str, rate: float, epochs: int, batch: int, **options: float) -> Regime:
+        """Mixed precision and recorded steps on a GPU; plain float32 elsewhere."""
+        cuda = self.device.startswith("cuda")
+        return Regime(
+            optimizer=optimizer,
+            lr=rate,
+            options=options,
+            epochs=epochs,
+            batch_size=batch,
+            precision="bf16" if cuda else "float32",
+            device=self.device,
+            capture=cuda and not self.eager,
+        )
+
+    # The network in service ------------------------------------------------------------------------------------
+
+    def in_service(self) -> Classifier:
+        """A plain network, trained in plain PyTorch."""
+        size = self.size
+        with seeded("service", self.seed):
+            classifier = fresh(SHAPE, size.first, size.width).to(self.device)
+        regime = self.regime(
+            "sgd", size.first_rate, size.first_epochs, size.first_batch, momentum=0.9, weight_decay=5e-4
+        )
+        took = train(classifier, lambda: dict(classifier.state_dict()), self.first, regime, self.seed)
+        classifier = self.laid_out(classifier)
+        right = self.judge(classifier, self.first)
+        self.say(f"in service: {right:.1%} of {size.first} classes, {took.seconds:.1f} s, {took.ms_per_step:.2f} ms")
+        self.facts["service"] = asdict(took) | {"accuracy": right, "bytes": nbytes(dict(classifier.state_dict()))}
+        return classifier
+
+    def laid_out(self, trained: Classifier) -> Classifier:
+        """The trained network with weights in the usual order in memory, frozen. Answers are compared bit for bit, and
+        a 1×1 convolution would keep the order it was trained in through `.to(memory_format=...)`."""
+        classifier = fresh(SHAPE, self.size.first, self.size.width).to(self.device)
+        classifier.load_state_dict(trained.state_dict())
+        return classifier.requires_grad_(False).eval()
+
+    def adopted(self, classifier: Classifier) -> GrowingNetwork:
+        """The same network as the first task of one that grows, compared on the device and before that."""
+        self.expected = self.probe(classifier)
+        start = time.perf_counter()
+        net = adopt(classifier.cpu(), torch.randn(2, *SHAPE), task=self.first.name, classes=self.first.classes)
+        seconds = time.perf_counter() - start
+        net.to(self.device)
+        classifier.to(self.device)
+        equal = torch.equal(self.probe(net.dense(0)), self.expected)
+        self.say(f"adopted in {seconds:.1f} s; logits bit-equal: {equal}")
+        self.facts["adopted"] = {"seconds": seconds, "equal": equal, "axes": net.widths()}
+        return net
+
+    def probe(self, model: nn.Module) -> Tensor:
+        """Logits of the first task's test images."""
+        with exact():
+            return logits(model, self.first.test, self.first.prepare, device=self.device)
+
+    def judge(self, model: nn.Module, task: Task, part: str = "test") -> float:
+        """The share of a task's images that a network gets right."""
+        with exact():
+            return accuracy(model.eval(), getattr(task, part), task.prepare, device=self.device)
+
+    # Contestants -----------------------------------------------------------------------------------------------
+
+    def contestants(self, classifier: Classifier, net: GrowingNetwork) -> Iterator[Contestant]:
+        """Adapters get the rank whose bytes are closest to what growing costs on average."""
+        yield Growing(net, 0.0)
+        yield Growing(net, 0.05)
+        yield Growing(net, 0.2)
+        yield Copying(classifier)
+        for growth in (0.05, 0.2):
+            with seeded("sizes", self.seed):
+                wanted = bytes_of_growth(net, growth, len(self.tasks), self.size.classes)
+            yield Adapting(
+                classifier, rank_near(classifier.features, self.size.classes, wanted), f"growth {growth:.0%}"
+            )
+        yield FromScratch(classifier, SHAPE, self.size.width)
+
+    def compete(self, contestant: Contestant) -> Iterator[dict[str, Any]]:
+        """A rate by the first new task's validation images, then all tasks with it."""
+        size = self.size
+        trials = {rate: self.learn(contestant, self.tasks[0], rate, size.trial_epochs, "val") for rate in size.rates}
+        rate = max(trials, key=lambda rate: trials[rate]["accuracy"])
+        shown = ", ".join(f"{r:g}: {trial['accuracy']:.1%}" for r, trial in trials.items())
+        self.say(f"{contestant.name}: rate {rate:g} of {shown}")
+        facts: dict[str, Any] = {"name": contestant.name, "rate": rate, "tasks": []}
+        facts["trials"] = {f"{r:g}": trial["accuracy"] for r, trial in trials.items()}
+        if isinstance(contestant, Adapting):
+            facts["rank"] = contestant.rank
+        self.facts["contestants"].append(facts)
+        for task in self.tasks:
+            facts["tasks"].append(self.learn(contestant, task, rate, size.epochs, "test"))
+            yield self.facts
+
+    def learn(self, contestant: Contestant, task: Task, rate: float, epochs: int, part: str) -> dict[str, Any]:
+        """One task. A trial, judged by validation images, is taken back; what is judged by test images stays."""
+        with seeded("begin", self.seed, task.name):
+            model = contestant.begin(task)
+        regime = self.regime("adamw", rate, epochs, self.size.batch, weight_decay=0.01)
+        took = train(model, contestant.moving, task, regime, self.seed)
+        facts = asdict(took) | {"task": task.name, "accuracy": self.judge(contestant.answer(), task, part)}
+        if part == "val":
+            contestant.discard()
+            return facts
+        facts["bytes"] = contestant.stored()
+        facts["first_equal"] = torch.equal(self.probe(contestant.first()), self.expected)
+        self.say(
+            f"{contestant.name}, task {task.name}: {facts['accuracy']:.1%}, {facts['bytes'] / 1e6:.2f} MB, "
+            f"{took.seconds:.1f} s, {took.ms_per_step:.2f} ms a step, first task bit-equal: {facts['first_equal']}"
+        )
+        return facts
+
+
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    """What is known so far; a run that is cut leaves a whole file."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.part")
+    aside.write_text(json.dumps(found, indent=1) + "\n")
+    aside.replace(path)
+
+
+def about(args: argparse.Namespace, size: Size) -> dict[str, Any]:
+    """Where and how this was measured."""
+    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu"
+    facts = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "device": device, "torch": torch.__version__}
+    return facts | {"quick": args.quick, "eager": args.eager, "size": asdict(size), "runs": []}
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--data-root", type=Path, help="the folder with tiny-imagenet-200")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--quick", action="store_true", help="a size that proves nothing but runs in a minute")
+    parser.add_argument("--eager", action="store_true", help="on a GPU: do not record steps as CUDA graphs")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results, written anew as they come")
+    parser.add_argument("--docs", type=Path, help="only fill this page's table from the file given by --out")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Run every seed, or write the page."""
+    args = arguments()
+    if args.docs is not None:
+        if args.out is None or not args.out.is_file():
+            sys.exit("--docs needs --out FILE, the results to fill the page from")
+        transfer_docs.write(args.docs, args.out)
+        return
+    size = QUICK if args.quick else Size()
+    found = about(args, size)
+    for seed in args.seeds:
+        race = Race(size, seed, args.device, args.eager, args.data_root)
+        found["runs"].append(race.facts)
+        for _ in race.run():
+            write(args.out, found)
+        write(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
