@@ -50,6 +50,7 @@ def test_gates_in_the_weights_are_gates_on_the_features() -> None:
 
 def test_the_gradient_is_masked_by_the_least_of_the_two_features_a_weight_joins() -> None:
     method = two()
+    method.hold()
     method.before_step(0.5)
     gates = method._used
     method.loss(IMAGES, LABELS, 1).backward()
@@ -72,6 +73,7 @@ def test_the_gradient_is_masked_by_the_least_of_the_two_features_a_weight_joins(
 def test_the_first_task_is_not_held() -> None:
     method = Hat(net(), example())
     method.add_task(TaskSpec("a", 2))
+    method.hold()
     method.before_step(0.9)
     method.loss(IMAGES, LABELS, 0).backward()
     plain = cast(Tensor, method.net.get_parameter("4.weight").grad).clone()
@@ -98,20 +100,22 @@ def test_gates_become_steeper_within_an_epoch() -> None:
     method = two(smax=100.0)
     for done, expected in ((0.0, 0.01), (0.5, 0.01 + 99.99 / 2), (1.0, 100.0)):
         method.before_step(done)
-        assert method._steepness == pytest.approx(expected)
+        assert float(method.get_buffer("steepness")) == pytest.approx(expected)
 
 
 def test_the_price_is_for_features_that_were_free() -> None:
     method = two(strength=2.0)
+    method.hold()
     method.before_step(0.01)
-    old, new = method.attention(0).tolist(), method.attention(1, method._steepness).tolist()
+    old, new = method.attention(0).tolist(), method.attention(1, method.get_buffer("steepness")).tolist()
     price = sum(a * (1 - b) for a, b in zip(new, old, strict=True)) / sum(1 - b for b in old)
-    plain = F.cross_entropy(method._gated(IMAGES, 1, method.attention(1, method._steepness)), LABELS)
+    plain = F.cross_entropy(method._gated(IMAGES, 1, method.attention(1, method.get_buffer("steepness"))), LABELS)
     torch.testing.assert_close(method.loss(IMAGES, LABELS, 1), plain + 2.0 * price)
 
 
 def test_gradients_are_clipped_and_embeddings_stay_in_reach() -> None:
     method = two(clip=0.5)
+    method.hold()
     method.before_step(0.0)
     method.loss(IMAGES, LABELS, 1).backward()
     method.after_backward()
@@ -155,6 +159,7 @@ def test_features_that_are_kept_get_no_gates_and_are_held_after_the_first_task()
     assert method.sizes == {"0": 8, "9": 32}
     method.add_task(TaskSpec("a", 2))
     method.add_task(TaskSpec("b", 2))
+    method.hold()
     method.before_step(0.5)
     held = method.held()
     torch.testing.assert_close(held["4.bias"], torch.ones(16))

@@ -15,6 +15,7 @@ class Alone(Method):
     `zeroforget.experiments.alone:Alone` under the label `alone`."""
 
     zero_forgetting = True
+    graph_safe = True
     overhead_formula = "a network per task"
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:

@@ -38,6 +38,13 @@ def bits(*tensors: Tensor) -> int:
     return sum(t.numel() * t.element_size() * 8 for t in tensors)
 
 
+def learn_only(given: Iterable[nn.Parameter], learning: Iterable[nn.Parameter]) -> None:
+    """Of the parameters given, those that learn get gradients; for the others none is even computed."""
+    chosen = {id(parameter) for parameter in learning}
+    for parameter in given:
+        parameter.requires_grad_(id(parameter) in chosen)
+
+
 class Method(nn.Module):
     """A network with a head for each task, and how it learns the next one.
 
@@ -56,7 +63,11 @@ class Method(nn.Module):
     overhead_formula: ClassVar[str] = "none"
     """As the paper's table S1 says it."""
     graph_safe: ClassVar[bool] = False
-    """Whether every step runs the same operators on the same tensors, so that a GPU may record and replay it."""
+    """Whether every step runs the same operators on the same tensors, so that a GPU may record and replay it.
+
+    In `loss`, `after_backward` and `after_step`: no number that changes from step to step but in a tensor that
+    `before_step` fills, no look at a tensor's value, nothing kept for the next step but in place and in `moving`.
+    """
     tradeoff: ClassVar[str | None] = None
     """The option that trades stability for plasticity, if there is one: larger means less forgetting."""
 

@@ -13,7 +13,7 @@ from zeroforget.core.labels import Concat, Label, Named, Product
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
-from zeroforget.training import Fit
+from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 
 _LARGEST = 6.0
@@ -42,6 +42,7 @@ class Hat(Method):
     name = "hat"
     family = "mask-based"
     overhead_formula = "1 float per feature and task"
+    graph_safe = True
     tradeoff = "strength"
 
     def __init__(
@@ -72,7 +73,7 @@ class Hat(Method):
         self.readers = [n for n, label in self.labels.items() if len(label) > 1 and n.rpartition(".")[0] in layers]
         self.embeddings = nn.ParameterList()
         self.norms = TaskNorms(net)
-        self._steepness = smax
+        self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
     # Structure -------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class Hat(Method):
 
     # Gates -----------------------------------------------------------------------------------------------------
 
-    def attention(self, task: int, steepness: float | None = None) -> Tensor:
+    def attention(self, task: int, steepness: Tensor | float | None = None) -> Tensor:
         """a = σ(s·e) for every feature (eq. 1)."""
         return torch.sigmoid((self.smax if steepness is None else steepness) * self.embeddings[task])
 
@@ -119,14 +120,22 @@ class Hat(Method):
         names = ("net.", f"heads.{last}.")
         return {n: t for n, t in self.state_dict().items() if n.startswith(names) or n == f"embeddings.{last}"}
 
+    def train_task(self, task: Task, fit: Fit) -> FitLog:
+        """What older tasks need stands still meanwhile."""
+        self.hold()
+        return super().train_task(task, fit)
+
+    def hold(self) -> None:
+        """From now on hold what the tasks before the newest need."""
+        self._used = self.used()
+
     def before_step(self, done: float) -> None:
         """Gates become steeper within each epoch (eq. 3)."""
-        self._steepness = 1 / self.smax + (self.smax - 1 / self.smax) * done
-        self._used = self.used()
+        self.get_buffer("steepness").fill_(1 / self.smax + (self.smax - 1 / self.smax) * done)
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy, and a price on features that were free (eqs. 5 and 6)."""
-        gates = self.attention(task, self._steepness)
+        gates = self.attention(task, self.get_buffer("steepness"))
         free = 1 - self._used
         price = (gates * free).sum() / free.sum().clamp_min(1e-8)
         return self.cross_entropy(self._gated(x, task, gates), y) + self.strength * price
@@ -140,7 +149,7 @@ class Hat(Method):
                     gradient *= 1 - share  # eq. (2)
         e = self.embeddings[-1]
         if e.grad is not None:
-            e.grad *= compensation(e, self._steepness, self.smax)  # eq. (4)
+            e.grad *= compensation(e, self.get_buffer("steepness"), self.smax)  # eq. (4)
         nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self.clip)
 
     def held(self) -> dict[str, Tensor]:
@@ -203,7 +212,7 @@ class Hat(Method):
         return Overhead(training=kept, inference=kept)
 
 
-def compensation(embedding: Tensor, steepness: float, smax: float) -> Tensor:
+def compensation(embedding: Tensor, steepness: Tensor | float, smax: float) -> Tensor:
     """What an embedding's gradient is multiplied by so that it is that of a gate of steepness 1 (eq. 4)."""
     steep = torch.cosh((steepness * embedding).clamp(-_STEEPEST, _STEEPEST)) + 1
     return smax / steepness * steep / (torch.cosh(embedding) + 1)

@@ -35,6 +35,7 @@ class Imm(Method):
     family = "model-based"
     overhead_formula = "1 float per parameter and task"
     tradeoff = "strength"
+    graph_safe = True
 
     @classmethod
     def names(cls) -> dict[str, dict[str, Any]]:

@@ -161,6 +161,7 @@ class Anchored(Method):
 
     family = "model-based"
     overhead_formula = "1 float per parameter"
+    graph_safe = True
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
         super().__init__(net, example)

@@ -28,6 +28,7 @@ class Joint(Method):
 
     name = "joint"
     uses_past_data = True
+    graph_safe = True
 
     def __init__(self, net: nn.Module, example: Tensor, *, restart: bool = False) -> None:
         super().__init__(net, example)
@@ -39,6 +40,18 @@ class Joint(Method):
         """All heads learn."""
         super().add_task(spec)
         self.heads.requires_grad_(True)
+        self._number_classes()
+
+    def drop_task(self) -> None:
+        """Take it back."""
+        super().drop_task()
+        self._number_classes()
+
+    def _number_classes(self) -> None:
+        """The task of each class, counted through all heads: on the device, as every step needs it."""
+        owners = [i for i, spec in enumerate(self.specs) for _ in range(spec.classes)]
+        device = self.get_buffer("example").device
+        self.register_buffer("owners", torch.tensor(owners, dtype=torch.int64, device=device), persistent=False)
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Learn this and all past tasks as one."""
@@ -95,8 +108,7 @@ class Joint(Method):
         """All heads side by side, minus infinity wherever a head is not that of the image's task."""
         features = self.net(x)
         logits = torch.cat([head(features) for head in self.heads], 1)
-        owners = [i for i, spec in enumerate(self.specs) for _ in range(spec.classes)]
-        owner = torch.tensor(owners, device=x.device)
+        owner = self.get_buffer("owners")
         return logits.masked_fill(owner[None, :] != owner[y][:, None], -torch.inf)
 
 

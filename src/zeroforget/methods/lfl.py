@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from zeroforget.methods.teacher import Features, Taught
@@ -25,4 +26,5 @@ class Lfl(Taught):
 
     def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:
         """λ · ½ ‖f_old(x) − f(x)‖², eq. (3), times the batch: it is summed where the rest is a mean."""
-        return self.strength * batch / 2 * (before - now.whole).square().sum(1)
+        wide = torch.promote_types(before.dtype, torch.float32)  # squares of bfloat16 differences are too coarse
+        return self.strength * batch / 2 * (before.to(wide) - now.whole.to(wide)).square().sum(1)

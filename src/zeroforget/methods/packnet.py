@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
 from zeroforget.methods.bitmasks import BitMasks, maskable
 from zeroforget.methods.phases import joined
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, norms, plain_copy
@@ -34,6 +34,7 @@ class PackNet(Method):
     name = "packnet"
     family = "mask-based"
     zero_forgetting = True
+    graph_safe = True
     overhead_formula = "1 bit per parameter and task"
 
     def __init__(
@@ -59,6 +60,7 @@ class PackNet(Method):
         self.freeze_norms = freeze_norms
         self.owned = BitMasks(maskable(net))
         self.norms = TaskNorms(net)
+        self._learned = [p for p in net.parameters() if p.requires_grad]
         self._hold({})
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -68,12 +70,14 @@ class PackNet(Method):
         super().add_task(spec)
         self.owned.add(self.get_buffer("example").device)
         self.norms.add(self.net)
+        learn_only(self._learned, self.trainable())
 
     def drop_task(self) -> None:
         """Take them back."""
         super().drop_task()
         self.owned.drop()
         self.norms.drop()
+        learn_only(self._learned, self.trainable() if self.specs else self._learned)
 
     # Learning --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
 from zeroforget.methods.bitmasks import BitMasks, maskable
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, overwrite, plain_copy
 from zeroforget.training import Fit, FitLog
@@ -34,6 +34,7 @@ class Piggyback(Method):
     name = "piggyback"
     family = "mask-based"
     zero_forgetting = True
+    graph_safe = True
     needs_backbone = True
     overhead_formula = "1 bit per parameter and task"
 
@@ -61,6 +62,7 @@ class Piggyback(Method):
         self.masks = BitMasks(maskable(net))
         self.norms = TaskNorms(net)
         self.real = nn.ParameterList()
+        self._learned = [p for p in net.parameters() if p.requires_grad]
 
     # Structure -------------------------------------------------------------------------------------------------
 
@@ -77,6 +79,7 @@ class Piggyback(Method):
             nn.init.constant_(real, self.init / self.unit)
         self.masks.add(weights[0].device)
         overwrite(self.net, self.norms.read(0))
+        learn_only(self._learned, self.trainable())
 
     def drop_task(self) -> None:
         """Take them back."""
@@ -86,6 +89,7 @@ class Piggyback(Method):
                 self.real = nn.ParameterList()
         super().drop_task()
         self.norms.drop()
+        learn_only(self._learned, self.trainable() if self.specs else self._learned)
 
     def _masked(self, task: int) -> bool:
         return self.pretrained or task > 0

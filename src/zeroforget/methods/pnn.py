@@ -32,6 +32,7 @@ class Pnn(Method):
     family = "distillation"
     zero_forgetting = True
     grows = True
+    graph_safe = True
     overhead_formula = "duplicate per task"
 
     def __init__(self, net: nn.Module, example: Tensor, *, tasks: int = 5, full: bool = False) -> None:

@@ -36,6 +36,7 @@ class ProgressCompress(Method):
     family = "distillation"
     overhead_formula = "extra network"
     tradeoff = "strength"
+    graph_safe = True
 
     def __init__(
         self,

@@ -37,7 +37,8 @@ class Rotation(nn.Module):
     def forward(self, turned: Tensor) -> Tensor:
         """W = U₂ W' U₁ᵀ."""
         outward, inward = self.bases
-        return _both_sides(outward, turned, inward)
+        with torch.autocast(turned.device.type, enabled=False):  # two turns in bfloat16 would blur the weight
+            return _both_sides(outward, turned, inward)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """W' = U₂ᵀ W U₁, the reparameterization of section IV."""

@@ -93,4 +93,5 @@ def inhibition(h: Tensor, importance: Tensor, sigma: float) -> Tensor:
     place = torch.arange(h.shape[1], device=h.device, dtype=h.dtype)
     near = torch.exp(-(place[:, None] - place[None, :]).square() / (2 * sigma**2)).fill_diagonal_(0)
     free = h * torch.exp(-importance)
-    return ((free @ near) * free).sum() / len(h)
+    with torch.autocast(h.device.type, enabled=False):
+        return ((free @ near) * free).sum() / len(h)

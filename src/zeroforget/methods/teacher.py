@@ -36,6 +36,7 @@ class Taught(Method):
     family = "distillation"
     overhead_formula = "1 float per parameter"
     tradeoff = "strength"
+    graph_safe = True
 
     _teacher: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no submodule
 

@@ -62,3 +62,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     whole = optimizer.state_dict()
     whole["state"] = state
     optimizer.load_state_dict(whole)
+    for parameter, held in optimizer.state.items():
+        for key, value in held.items():
+            # Files hold dense tensors; fused optimizers want the parameter's own strides (channels last, say).
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                held[key] = torch.empty_like(parameter, requires_grad=False).copy_(value)

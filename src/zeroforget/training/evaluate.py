@@ -16,7 +16,7 @@ def batches(
     split: Split, prepare: Preparation, size: int, device: str | torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The split in order, prepared for testing."""
-    for index in torch.arange(len(split)).split(size):
+    for index in torch.arange(len(split), device=split.labels.device).split(size):
         images, labels = split.batch(index)
         yield prepare.test(images.to(device)), labels.to(device)
 

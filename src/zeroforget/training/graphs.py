@@ -19,6 +19,7 @@ class CapturedStep:
         self.index = torch.zeros(size, dtype=torch.int64, device=device)
         kept = {name: tensor.detach().clone() for name, tensor in state.items()}
         held = {id(t): t.detach().clone() for t in _tensors(optimizer)}
+        draws = torch.cuda.get_rng_state(device)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -34,6 +35,7 @@ class CapturedStep:
                 tensor.copy_(kept[name])
             for tensor in _tensors(optimizer):
                 tensor.copy_(held[id(tensor)]) if id(tensor) in held else tensor.zero_()
+        torch.cuda.set_rng_state(draws, device)  # a resumed run, which records at another step, draws the same
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Make the step; the loss is overwritten by the next one."""
