@@ -27,6 +27,12 @@ def run_command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     data_root: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    parallel: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Train N runs at the same time, each in a process of its own.")
+    ] = 1,
+    no_mps: Annotated[
+        bool, typer.Option("--no-mps", help="Let parallel runs take turns on a GPU; do not start CUDA's MPS for them.")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")] = False,
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
@@ -45,9 +51,9 @@ def run_command(
         seeds=None if seeds is None else _numbers(seeds),
         device=device,
     )
-    with _watching(len(experiment.runs())) as watch:
+    with _watching(len(experiment.runs()), parallel) as watch:
         watches = Several(watch, TensorBoard(out)) if tensorboard else watch
-        results = run(experiment, out, data_root=data_root, watch=watches)
+        results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel, mps=not no_mps)
     for table in tables(results):
         console.print(terminal(table), soft_wrap=True)
     console.print(f"runs are in {out / experiment.name}", soft_wrap=True, highlight=False)
@@ -123,7 +129,7 @@ def _numbers(text: str) -> list[int]:
         raise ValueError(f"--seeds wants whole numbers, such as 0,1,2; got '{text}'") from None
 
 
-def _watching(runs: int) -> Lines:
+def _watching(runs: int, parallel: int) -> Lines:
     from zeroforget.experiments.display import Lines, Live
 
-    return Live(console, runs) if console.is_terminal else Lines(console, runs)
+    return Live(console, runs, parallel) if console.is_terminal else Lines(console, runs, parallel)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,13 +19,27 @@ from zeroforget.experiments.tables import signed
 from zeroforget.experiments.watch import Watch
 
 
-class Lines(Watch):
-    """A line when a run begins, when a task is learned, and every `pause` seconds in between."""
+@dataclass
+class _Running:
+    """A run under way."""
 
-    def __init__(self, console: Console, runs: int, pause: float = 10.0) -> None:
-        self.console, self.runs, self.pause = console, runs, pause
+    tasks: int
+    done: float = 0.0
+    """How many of its tasks, the one being learned in part."""
+    told: float = field(default_factory=time.monotonic)
+    bar: TaskID | None = None
+
+
+class Lines(Watch):
+    """A line when a run begins, when a task is learned, and every `pause` seconds in between.
+
+    With `parallel` runs at the same time, every line says which one it is about.
+    """
+
+    def __init__(self, console: Console, runs: int, parallel: int = 1, pause: float = 10.0) -> None:
+        self.console, self.runs, self.parallel, self.pause = console, runs, parallel, pause
         self.done = 0
-        self.tasks: list[str] = []
+        self.running: dict[Path, _Running] = {}
         self._told = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -31,6 +47,10 @@ class Lines(Watch):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
+
+    def notice(self, text: str) -> None:
+        """As it is."""
+        self.say(text)
 
     def loading(self, what: str, done: int, total: int) -> None:
         """How far the data are read, now and then."""
@@ -40,48 +60,55 @@ class Lines(Watch):
 
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """Which run, and where it stands."""
-        self.tasks = tasks
+        self.running[config.folder] = _Running(len(tasks), finished)
         went = f", going on after {finished} of {len(tasks)} tasks" if finished else ""
-        self.say(f"[{self.done + 1}/{self.runs}] {_title(config)}{went}")
+        self.say(f"[{self.done + len(self.running)}/{self.runs}] {_title(config)}{went}")
 
     def progress(self, config: RunConfig, progress: training.Progress, trial: str | None) -> None:
         """Epoch, loss and accuracy, now and then."""
-        if progress.last is None or time.monotonic() - self._told < self.pause:
+        run = self.running[config.folder]
+        if progress.last is None or time.monotonic() - run.told < self.pause:
             return
-        self._told = time.monotonic()
-        rest = _left(progress)
+        run.told = time.monotonic()
         self.say(
-            f"    task {progress.index + 1}/{len(self.tasks)}{f' {trial}' if trial else ''}: {_figures(progress)}"
-            f", at most {rest:.0f} s left for it"
+            f"    {self._which(config)}task {progress.index + 1}/{run.tasks}{f' {trial}' if trial else ''}: "
+            f"{_figures(progress)}, at most {_left(progress):.0f} s left for it"
         )
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
         """The new task's accuracy and the average so far."""
-        self.say(f"  {summary(record, len(self.tasks))}")
+        self.say(f"  {self._which(config)}{summary(record, self.running[config.folder].tasks)}")
 
     def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
         """The average and what was forgotten."""
-        self.done += 1
+        self._ended(config)
         if repeated:
             self.say(f"[{self.done}/{self.runs}] {_title(config)}: finished before, {_outcome(results)}")
         else:
-            self.say(f"  {_outcome(results)}")
+            self.say(f"  {self._which(config)}{_outcome(results)}")
 
     def run_failed(self, config: RunConfig, error: Exception) -> None:
         """Why it stopped."""
-        self.done += 1
+        self._ended(config)
         self.say(f"[{self.done}/{self.runs}] {_title(config)} failed: {error}")
 
     def say(self, text: str) -> None:
         """Print one line, however long."""
         self.console.print(escape(text), soft_wrap=True, highlight=False)
 
+    def _ended(self, config: RunConfig) -> _Running | None:
+        self.done += 1
+        return self.running.pop(config.folder, None)
+
+    def _which(self, config: RunConfig) -> str:
+        return f"{_title(config)}: " if self.parallel > 1 else ""
+
 
 class Live(Lines):
-    """Two bars: the whole experiment, with the time it may take yet, and the task that is being learned."""
+    """Bars: the whole experiment, with the time it may take yet, and below it every run that is under way."""
 
-    def __init__(self, console: Console, runs: int) -> None:
-        super().__init__(console, runs)
+    def __init__(self, console: Console, runs: int, parallel: int = 1) -> None:
+        super().__init__(console, runs, parallel)
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -92,11 +119,11 @@ class Live(Lines):
             console=console,
             transient=True,
         )
-        self.whole: TaskID = self.bars.add_task("experiment", total=None, figures=f"run 1/{runs}")
-        self.task: TaskID = self.bars.add_task("task", total=None, figures="")
-        self._drawn = 0.0
+        self.whole: TaskID = self.bars.add_task("experiment", total=runs, figures="")
+        self.data: TaskID = self.bars.add_task("data", total=None, figures="", visible=False)
 
     def __enter__(self) -> Self:
+        self._advance()
         self.bars.start()
         return self
 
@@ -104,49 +131,63 @@ class Live(Lines):
         self.bars.stop()
 
     def loading(self, what: str, done: int, total: int) -> None:
-        """The lower bar."""
+        """A bar that is there as long as data are read."""
         figures = f"{done}/{total}" if total else str(done)
-        self.bars.update(self.task, description=escape(what), total=total or None, completed=done, figures=figures)
+        self.bars.update(
+            self.data, description=escape(what), total=total or None, completed=done, figures=figures, visible=True
+        )
 
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
-        """Set the whole bar's length."""
+        """A bar for it."""
         super().run_begins(config, tasks, finished)
-        self.bars.update(self.whole, total=self.runs * len(tasks), figures=f"run {self.done + 1}/{self.runs}")
-        self.bars.reset(self.task, total=None, figures="")
-        self._advance(finished)
+        self.bars.update(self.data, visible=False)
+        self.running[config.folder].bar = self.bars.add_task(escape(self._name(config)), total=None, figures="")
+        self._advance()
 
     def progress(self, config: RunConfig, progress: training.Progress, trial: str | None) -> None:
         """Move the bars, ten times a second at most."""
-        now = time.monotonic()
-        if now - self._drawn < 0.1:
+        run, now = self.running[config.folder], time.monotonic()
+        if now - run.told < 0.1:
             return
-        self._drawn = now
-        epochs = progress.epoch + progress.step / progress.steps
-        what = f"{config.choice.label} · task {progress.index + 1}/{len(self.tasks)} {progress.task}"
-        self.bars.update(
-            self.task,
-            description=escape(what + (f" · {trial}" if trial else "")),
-            total=progress.epochs,
-            completed=min(epochs, progress.epochs),
-            figures=_figures(progress),
-        )
-        self._advance(progress.index + min(epochs / progress.epochs, 1.0))
+        run.told = now
+        epochs = min(progress.epoch + progress.step / progress.steps, progress.epochs)
+        run.done = progress.index + epochs / progress.epochs
+        what = f"{self._name(config)} · task {progress.index + 1}/{run.tasks}"
+        what += "" if self.parallel > 1 else f" {progress.task}"
+        what += f" · {trial}" if trial else ""
+        if run.bar is not None:
+            figures = _figures(progress)
+            self.bars.update(
+                run.bar, description=escape(what), total=progress.epochs, completed=epochs, figures=figures
+            )
+        self._advance()
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
         """A line above the bars, and a fresh bar for the next task."""
         super().task_done(config, record)
-        self.bars.reset(self.task, total=None, figures="")
-        self._advance(record["index"] + 1)
+        run = self.running[config.folder]
+        run.done = record["index"] + 1
+        if run.bar is not None:
+            self.bars.reset(run.bar, total=None, figures="")
+        self._advance()
 
-    def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
-        """A line above the bars."""
-        self.tasks = self.tasks or results.names
-        super().run_done(config, results, repeated)
-        self.bars.update(self.whole, total=self.runs * len(self.tasks))
-        self._advance(0)
+    def _ended(self, config: RunConfig) -> _Running | None:
+        run = super()._ended(config)
+        if run is not None and run.bar is not None:
+            self.bars.remove_task(run.bar)
+        self._advance()
+        return run
 
-    def _advance(self, tasks: float) -> None:
-        self.bars.update(self.whole, completed=self.done * len(self.tasks) + tasks)
+    def _name(self, config: RunConfig) -> str:
+        return _title(config) if self.parallel > 1 else config.choice.label
+
+    def _advance(self) -> None:
+        part = sum(run.done / run.tasks for run in self.running.values())
+        now = self.done + max(1, len(self.running))
+        figures = (
+            f"run {min(now, self.runs)}/{self.runs}" if self.parallel == 1 else f"{self.done}/{self.runs} runs done"
+        )
+        self.bars.update(self.whole, completed=self.done + part, figures=figures)
 
 
 def summary(record: dict[str, Any], tasks: int) -> str:

@@ -55,6 +55,10 @@ class RunFolder:
             file.flush()
             yield
 
+    def begun(self) -> bool:
+        """Whether a run has claimed the folder."""
+        return (self.path / "config.json").exists()
+
     def claim(self, config: dict[str, Any]) -> None:
         """Write the configuration, or check that the one that is there is the same."""
         file = self.path / "config.json"

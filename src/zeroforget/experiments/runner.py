@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
+from zeroforget.experiments.mps import sharing
+from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.parts import NamedPart, make_network, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search
@@ -40,10 +42,21 @@ def run(
     *,
     data_root: Path | None = None,
     watch: Watch | None = None,
+    parallel: int = 1,
+    mps: bool = True,
 ) -> list[Results]:
-    """Every run of the experiment below `out`; those that are finished are read, those begun go on."""
+    """Every run of the experiment below `out`; those that are finished are read, those begun go on.
+
+    With `parallel`, so many at the same time, each in a process of its own; on a GPU they share it through CUDA's MPS
+    unless `mps` is False.
+    """
     watch = watch or Watch()
-    data = _Data(data_root or experiment.data_root, watch)
+    root = data_root or experiment.data_root
+    if parallel < 1:
+        raise ValueError(f"parallel is how many runs to train at the same time, so at least 1, not {parallel}")
+    if parallel > 1:
+        return _run_parallel(experiment, _Elsewhere(out, root), parallel, mps, watch)
+    data = _Data(root, watch)
     results: list[Results] = []
     failures: list[str] = []
     for config in experiment.runs():
@@ -52,10 +65,52 @@ def run(
         except Diverged as error:
             failures.append(f"{config.folder}: {error}")
             watch.run_failed(config, error)
+    _complain(failures, len(experiment.runs()))
+    return results
+
+
+def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, mps: bool, watch: Watch) -> list[Results]:
+    configs = experiment.runs()
+    # Other configurations and other processes in these folders are met before anything is trained.
+    before = [_finished(config, work.out, watch) for config in configs]
+    left = [config for config, results in zip(configs, before, strict=True) if results is None]
+    shared = mps and len(left) > 1 and experiment.regime.device.startswith("cuda")
+    with sharing(watch.notice) if shared else nullcontext():
+        now = iter(side_by_side(left, work, most, watch))
+    outcomes = [results or next(now) for results in before]
+    failures = [f"{c.folder}: {why}" for c, why in zip(configs, outcomes, strict=True) if isinstance(why, str)]
+    _complain(failures, len(configs))
+    return [results for results in outcomes if isinstance(results, Results)]
+
+
+def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
+    """What a run found, if it came to its end before."""
+    folder = RunFolder(out / config.folder)
+    if not folder.begun():
+        return None
+    with folder.locked():
+        folder.claim(config.to_dict())
+        results = folder.results()
+    if results is not None:
+        watch.run_done(config, results, True)
+    return results
+
+
+def _complain(failures: list[str], runs: int) -> None:
     if failures:
         more = "\n".join(failures)
-        raise Failed(f"{len(failures)} of {len(experiment.runs())} runs failed, the others are finished:\n{more}")
-    return results
+        raise Failed(f"{len(failures)} of {runs} runs failed, the others are finished:\n{more}")
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """What a process of its own does with a run."""
+
+    out: Path
+    root: Path | None
+
+    def __call__(self, config: RunConfig, watch: Watch) -> Results:
+        return run_one(config, self.out, _Data(self.root, watch), watch)
 
 
 @dataclass

@@ -13,6 +13,9 @@ from zeroforget.training import Progress
 class Watch:
     """Looks on and does nothing."""
 
+    def notice(self, text: str) -> None:
+        """Something worth a line."""
+
     def loading(self, what: str, done: int, total: int) -> None:
         """Data are being read; a total of 0 is not known."""
 
@@ -29,7 +32,7 @@ class Watch:
         """A run is finished; `repeated` if it already was before."""
 
     def run_failed(self, config: RunConfig, error: Exception) -> None:
-        """A run stopped because its training diverged; the others go on."""
+        """A run stopped, because its training diverged or its process died; the others go on."""
 
 
 class TensorBoard(Watch):
@@ -42,45 +45,42 @@ class TensorBoard(Watch):
             raise ValueError("TensorBoard is not installed: pip install 'zeroforget[tensorboard]'") from error
         self._make = SummaryWriter
         self._out = out
-        self._writer: Any = None
-        self._seen: tuple[Any, ...] = ()
-        self._step = 0
+        self._writers: dict[Path, Any] = {}
+        self._seen: dict[Path, tuple[Any, ...]] = {}
 
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """Open the run's event file."""
-        self._writer = self._make(str(self._out / config.folder / "tensorboard"))
-        self._step = 0
+        self._writers[config.folder] = self._make(str(self._out / config.folder / "tensorboard"))
 
     def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
         """Each epoch once."""
         last = progress.last
         key = (progress.index, progress.phase, trial, last.epoch if last else None)
-        if last is None or key == self._seen:
+        if last is None or key == self._seen.get(config.folder):
             return
-        self._seen = key
+        self._seen[config.folder] = key
         name = f"task-{progress.index + 1}" + (f"/{trial}" if trial else "") + f"/phase-{progress.phase}"
         for what in ("loss", "val_loss", "val_accuracy", "lr"):
-            self._writer.add_scalar(f"{name}/{what}", getattr(last, what), last.epoch)
+            self._writers[config.folder].add_scalar(f"{name}/{what}", getattr(last, what), last.epoch)
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
         """The accuracy of every task so far."""
         for index, value in enumerate(record["accuracy"]):
-            self._writer.add_scalar(f"accuracy/task-{index + 1}", value, record["index"] + 1)
+            self._writers[config.folder].add_scalar(f"accuracy/task-{index + 1}", value, record["index"] + 1)
         average = sum(record["accuracy"]) / len(record["accuracy"])
-        self._writer.add_scalar("accuracy/average", average, record["index"] + 1)
+        self._writers[config.folder].add_scalar("accuracy/average", average, record["index"] + 1)
 
     def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
         """Close the event file."""
-        self._close()
+        self._close(config)
 
     def run_failed(self, config: RunConfig, error: Exception) -> None:
         """Close the event file."""
-        self._close()
+        self._close(config)
 
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def _close(self, config: RunConfig) -> None:
+        if (writer := self._writers.pop(config.folder, None)) is not None:
+            writer.close()
 
 
 class Several(Watch):
@@ -88,6 +88,11 @@ class Several(Watch):
 
     def __init__(self, *watches: Watch) -> None:
         self.watches = watches
+
+    def notice(self, text: str) -> None:
+        """Tell each."""
+        for watch in self.watches:
+            watch.notice(text)
 
     def loading(self, what: str, done: int, total: int) -> None:
         """Tell each."""
