@@ -12,6 +12,7 @@ from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import read_log
 from zeroforget.experiments.runner import run
 from zeroforget.experiments.search import Search, SearchSettings
+from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method
 from zeroforget.training import Diverged, Fit, FitLog, Regime, accuracy
 from zeroforget.training.seeding import seeded
@@ -128,3 +129,38 @@ def test_a_run_searches_when_its_file_says_so(tmp_path: Path) -> None:
     trials = [event for event in log if event["event"] == "trial"]
     assert [t["name"] for t in trials if t["task"] == 0] == ["lr-0.1", "lr-0.01"]
     assert "value-00" in [t["name"] for t in trials if t["task"] == 1]
+
+
+def test_a_search_in_one_task_serves_the_later_ones_too_even_after_a_kill(tmp_path: Path) -> None:
+    """The trade-off found in task 2 is that of task 3; a run that was killed in between reads it from its folder."""
+    more = "\n[search]\nenabled = true\nlearning_rates = [0.02, 0.001]\ntasks = [2]\ndivide = 10\ndrop = 0.05\n"
+    experiment = Experiment.load(write_toml(tmp_path, tasks=3, more=more), changes=["pulled.strength=1000"])
+    result = run(experiment, tmp_path / "whole")[1]
+    first, second, third = (log["notes"] for log in result.logs)
+    assert "hyperparameters" not in first
+    assert "hyperparameters" not in third
+    found = second["hyperparameters"]
+    tried = [trial["value"] for trial in found["trials"]]
+    assert tried == [0.0, 0.0, *(1000.0 / 10**k for k in range(len(tried) - 2))]
+    assert len(tried) > 3
+
+    class Killed(BaseException):
+        pass
+
+    class Killer(Watch):
+        def task_done(self, config: object, record: dict[str, object]) -> None:
+            if record["index"] == 1 and config.choice.label == "pulled":
+                raise Killed
+
+    with pytest.raises(Killed):
+        run(experiment, tmp_path / "again", watch=Killer())
+    again = run(experiment, tmp_path / "again")[1]
+    assert again.accuracy == result.accuracy
+    rates = [log["epochs"][0]["lr"] for log in again.logs]
+    assert rates == [experiment.regime.lr, found["lr"], found["lr"]]
+
+
+@pytest.mark.parametrize("wrong", [{"divide": 1.0}, {"tasks": (0,)}])
+def test_settings_check_themselves(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="divide > 1 and tasks counted from 1"):
+        SearchSettings(**wrong)  # type: ignore[arg-type]

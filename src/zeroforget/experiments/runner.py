@@ -24,7 +24,7 @@ from zeroforget.experiments.mps import sharing
 from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.parts import NamedPart, make_network, make_scenario
 from zeroforget.experiments.results import Results
-from zeroforget.experiments.search import Search
+from zeroforget.experiments.search import Search, carried
 from zeroforget.experiments.state import TENSORS, load_method, load_record, save_task
 from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method, registry
@@ -195,10 +195,11 @@ class _Run:
 
     def _task(self, method: Method, index: int, records: list[dict[str, Any]]) -> tuple[Method, dict[str, Any]]:
         task, began = self.scenario.tasks[index], time.perf_counter()
-        if self.config.search.enabled:
+        if self.config.search.covers(index):
             method, log = self._search(method, index)
         else:
-            log = self._learn(method, index, self.config.regime.lr, None)
+            lr = carried(method, [r["log"]["notes"] for r in records], self.config.regime.lr)
+            log = self._learn(method, index, lr, None)
         record = self._evaluate(method, index, [*(r["logits"] for r in records)])
         record |= {"index": index, "name": task.name, "classes": len(task.classes), "log": log.to_dict()}
         # A task that was interrupted counts the epochs it had finished.

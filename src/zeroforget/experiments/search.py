@@ -2,8 +2,8 @@
 
 1. *Plasticity*: the learning rate with which fine-tuning, from the current model, reaches the best validation accuracy
    on the new task. Fine-tuning is the method itself with its trade-off at 0 and nothing done after training.
-2. *Stability*: start with the trade-off as configured (so configure it high) and halve it until the new task's
-   validation accuracy is within a share `drop` of what fine-tuning reached.
+2. *Stability*: start with the trade-off as configured (so configure it high) and halve it (or divide it by another
+   number) until the new task's validation accuracy is within a share `drop` of what fine-tuning reached.
 
 The first task has nothing to forget, and some methods have no trade-off: there only the learning rate is searched.
 After De Lange et al. (2021) and Masana et al. (2020), to whom the paper refers.
@@ -14,9 +14,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from zeroforget.data import Task
 from zeroforget.experiments.results import write_json
@@ -37,12 +38,36 @@ class SearchSettings:
     drop: float = 0.2
     """The share of fine-tuning's validation accuracy that may be lost for stability."""
     halvings: int = 10
+    divide: float = 2.0
+    """What the trade-off is divided by at each of these "halvings": more than 2 tries fewer values, further apart."""
+    tasks: tuple[int, ...] = ()
+    """The tasks to search in, counted from 1; the others take what was found last. None named: all."""
 
     def __post_init__(self) -> None:
         if min(self.learning_rates, default=1.0) <= 0:
             raise ValueError(f"[search] learning_rates must be positive numbers, not {list(self.learning_rates)}")
         if not 0 <= self.drop < 1 or self.halvings < 0:
             raise ValueError(f"[search] needs 0 <= drop < 1 and halvings >= 0, not {self.drop} and {self.halvings}")
+        if self.divide <= 1 or min(self.tasks, default=1) < 1:
+            raise ValueError(
+                f"[search] needs divide > 1 and tasks counted from 1, not {self.divide} and {list(self.tasks)}"
+            )
+
+    def covers(self, index: int) -> bool:
+        """Whether the task of this number (counted from 0) is searched."""
+        return self.enabled and (not self.tasks or index + 1 in self.tasks)
+
+
+def carried(method: Method, notes: Sequence[Mapping[str, Any]], lr: float) -> float:
+    """The learning rate for a task that is not searched: that found last, according to the notes of the tasks before.
+
+    The method's trade-off is set to the one found last, likewise.
+    """
+    for found in (note["hyperparameters"] for note in notes if "hyperparameters" in note):
+        lr = found["lr"]
+        if found["value"] is not None and method.tradeoff is not None:
+            setattr(method, method.tradeoff, found["value"])
+    return lr
 
 
 @dataclass(frozen=True)
@@ -115,9 +140,9 @@ class Search:
             self._keep_only(trial.name)
             if _figure(trial) >= enough:
                 return trial
-            value /= 2
+            value /= self.settings.divide
         if trial.accuracy is None:
-            raise self._failure or ValueError(f"task '{self.task.name}': training diverged with {value * 2:g}")
+            raise self._failure or ValueError(f"task '{self.task.name}': training diverged with {trial.value:g}")
         return trial
 
     def _try(self, name: str, lr: float, value: float | None, finetune: bool = False) -> Trial:
