@@ -1,0 +1,93 @@
+"""A recorded step without a GPU: the operators of one step with the very tensors they ran on, run again for each batch.
+
+As in a CUDA graph no Python runs in a replay. A number that should have changed, or a tensor that should have been
+looked at anew, is the one of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from zeroforget.training.graphs import Body, _tensors
+
+_WAITS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_unique2"}
+"""The host would wait for the device to know a value or a size."""
+_COPIES = {"lift_fresh"}
+"""A tensor made of Python numbers is a copy from the host."""
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operator with its arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tensor | None]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it, unless a graph could not hold it."""
+        name = func.overloadpacket.__name__
+        if name in _WAITS | _COPIES:
+            raise AssertionError(f"a step that is recorded may not call {name}")
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        read = {_place(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = [t.detach() if isinstance(t, Tensor) and _place(t) not in read else None for t in tree_leaves(out)]
+        args, kwargs = tree_map_only(Tensor, lambda t: t.detach(), (args, kwargs))
+        self.calls.append((func, args, kwargs, made))
+        return out
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """The same operators on the same memory."""
+        for func, args, kwargs, made in self.calls:
+            for old, new in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
+                if old is not None:
+                    old.copy_(new)
+
+
+class ReplayedStep:
+    """`CapturedStep`, word for word, with a recorder in the place of the GPU's."""
+
+    def __init__(self, body: Body, size: int, state: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+        self.index = torch.zeros(size, dtype=torch.int64)
+        kept = {name: tensor.detach().clone() for name, tensor in state.items()}
+        held = {id(t): t.detach().clone() for t in _tensors(optimizer)}
+        draws = torch.get_rng_state()
+        for _ in range(3):
+            body(self.index)
+        optimizer.zero_grad(set_to_none=True)
+        with Recorder() as self.graph:
+            self.loss = body(self.index)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(kept[name])
+            for tensor in _tensors(optimizer):
+                tensor.copy_(held[id(tensor)]) if id(tensor) in held else tensor.zero_()
+        torch.set_rng_state(draws)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Make the step."""
+        self.index.copy_(rows)
+        self.graph.replay()
+        return self.loss
+
+
+class PlainStep:
+    """The same without any recording."""
+
+    def __init__(self, body: Body, *_: Any) -> None:
+        self.body = body
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Make the step."""
+        return self.body(rows)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
