@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.subject import in_service
 
 
 def adopt(
@@ -76,7 +77,9 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
         raise CannotGrow(
             f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
         )
-    features = copy.deepcopy(classifier, {id(head): nn.Identity()})  # the copy needs no head of its own
+    # The copy has no head, and shares its tensors: nothing changes them.
+    shared: dict[int, Any] = {id(t): t for t in (*classifier.parameters(), *classifier.buffers())}
+    features = copy.deepcopy(classifier, shared | {id(head): nn.Identity()})
     try:
         with torch.no_grad():
             same = torch.allclose(head(features.eval()(example)), out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
@@ -123,17 +126,8 @@ def _find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
 
 @torch.no_grad()
 def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> None:
-    was = classifier.training
-    # Some kernels are chosen by whether parameters want gradients, even where none are computed.
-    learning = [p for p in classifier.parameters() if p.requires_grad]
-    try:
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        expected = classifier.eval()(example)
-    finally:
-        classifier.train(was)
-        for parameter in learning:
-            parameter.requires_grad_(True)
+    with in_service(classifier):
+        expected = classifier(example)
     got = net(example, 0)
     if not torch.equal(got, expected):
         worst = float((got - expected).abs().max())

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget.core import movement as _movement  # noqa: F401  (both fill the table of rules)
 from zeroforget.core import rules as _rules  # noqa: F401
-from zeroforget.core.dense import hollow, is_norm
+from zeroforget.core.dense import hollow, is_layer, is_norm
 from zeroforget.core.labels import Axis, Clash, Label, Term, axes, choose, fix, settle, size, unify
 from zeroforget.core.remembered import remembered
 from zeroforget.core.trace import Watcher, watch
@@ -60,7 +61,9 @@ class Axes:
     coupled: frozenset[str]
     """Axes over which a statistic runs, so that new features are seen by old ones from the start."""
     overwritten: frozenset[str]
-    """Layers whose output is changed in place afterwards."""
+    """Layers whose output is changed in place afterwards, other than by their rectifier."""
+    rectified: Mapping[str, str]
+    """Layer → the nn.ReLU that comes right behind it and reads nothing else, while nothing else reads the layer."""
     kept: tuple[str, ...]
     """Layers whose output cannot grow."""
     unfollowed: Mapping[str, str] = field(default_factory=dict)
@@ -216,6 +219,7 @@ class _Found:
         sizes = {name: axis.size for axis, name in names.items()}
         grown = {p for p, terms in watcher.written.items() if any(a in names for t in terms for a in axes(t))}
         kept = [path for path in watcher.layers if path not in grown]
+        rectified = self._rectified()
         return Axes(
             sizes=sizes,
             tensors=tensors,
@@ -223,11 +227,36 @@ class _Found:
             output=settle(output, names),
             layers=tuple(watcher.layers),
             normalized=frozenset(watcher.normalized),
-            overwritten=frozenset(watcher.overwritten),
+            overwritten=frozenset(
+                path
+                for path, changes in watcher.overwritten.items()
+                if changes != [("relu_", rectified.get(path, ""))]  # else that rectifier is the layer's own
+            ),
+            rectified=rectified,
             coupled=frozenset(name for axis, name in names.items() if axis.coupled),
             kept=tuple(kept),
             unfollowed=dict(self.unfollowed),
         )
+
+    def _rectified(self) -> dict[str, str]:
+        """Pairs in an nn.Sequential alone: nothing can come between its members, in whatever mode it runs."""
+        found: dict[str, str] = {}
+        modules = dict(self.net.named_modules())
+        times = Counter(id(m) for _, m in self.net.named_modules(remove_duplicate=False))
+        once = [m for m in modules.values() if times[id(m)] == 1 and not m._forward_hooks and not m._forward_pre_hooks]
+        alone = {id(m) for m in once}
+        for path, module in modules.items():
+            if type(module) is not nn.Sequential:
+                continue
+            prefix = f"{path}." if path else ""
+            for (first, layer), (second, relu) in pairwise(module._modules.items()):
+                if layer is None or type(relu) is not nn.ReLU or not is_layer(layer):
+                    continue
+                readers = self.watcher.readers.get(prefix + first, [])
+                only = len(readers) == 1 and readers[0] in {("relu", prefix + second), ("relu_", prefix + second)}
+                if only and id(layer) in alone and id(relu) in alone:
+                    found[prefix + first] = prefix + second
+        return found
 
     def _attributes(
         self, names: Mapping[Axis, str], sizes: Mapping[str, int]

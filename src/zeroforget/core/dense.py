@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.labels import Label, label_size
+from zeroforget.core.births import select
+from zeroforget.core.labels import Label, births_of, label_size
 
 _NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
@@ -136,14 +138,42 @@ def reshaped(
 ) -> nn.Module:
     """A hollow copy with these widths: to see whether it runs and what its axes are."""
     shapes = {name: tuple(label_size(label, widths) for label in labels) for name, labels in tensors.items()}
-    copied = hollow(net, shapes)
-    for path, module in copied.named_modules():
+    return _tell(hollow(net, shapes), attributes, widths)
+
+
+def narrowed(
+    net: nn.Module,
+    tensors: Mapping[str, tuple[Label, ...]],
+    attributes: Mapping[tuple[str, str], tuple[Label, ...]],
+    sizes: Mapping[str, int],
+    widths: Mapping[str, int],
+    dtype: torch.dtype,
+) -> nn.Module:
+    """A copy with only the first features of every axis, in another precision.
+
+    Fewer inputs want larger weights, as in a fresh network of these widths.
+    """
+    later = {axis: (torch.arange(n) >= widths[axis]).long() for axis, n in sizes.items()}
+    made: dict[int, Any] = {}
+    for name, tensor in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
+        if id(tensor) not in made:
+            part = select(tensor.detach(), [(d, births_of(label, later) == 0) for d, label in enumerate(tensors[name])])
+            part = part.to(dtype) if part.is_floating_point() else part
+            if part.dim() > 1 and part.is_floating_point() and isinstance(tensor, nn.Parameter):
+                part *= math.sqrt(tensor[0].numel() / part[0].numel())
+            made[id(tensor)] = nn.Parameter(part, requires_grad=False) if isinstance(tensor, nn.Parameter) else part
+    return _tell(forget_caches(copy.deepcopy(net, made)), attributes, widths)
+
+
+def _tell(
+    net: nn.Module, attributes: Mapping[tuple[str, str], tuple[Label, ...]], widths: Mapping[str, int]
+) -> nn.Module:
+    """Let the modules of a network remember the sizes of its tensors and these widths."""
+    told: dict[str, dict[str, tuple[int, ...]]] = {}
+    for (path, attribute), labels in attributes.items():
+        told.setdefault(path, {})[attribute] = tuple(label_size(label, widths) for label in labels)
+    for path, module in net.named_modules():
         own = {n: tuple(t.shape) for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None}
-        told = {
-            attribute: tuple(label_size(label, widths) for label in labels)
-            for (where, attribute), labels in attributes.items()
-            if where == path
-        }
-        for attribute, value in numbers(module, own, told).items():
+        for attribute, value in numbers(module, own, told.get(path, {})).items():
             setattr(module, attribute, value)
-    return copied.eval()
+    return net.eval()

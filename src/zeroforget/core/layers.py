@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.core.births import Places, select
+from zeroforget.core.fused import Plan, fits, fused
+from zeroforget.core.kernels import Affine, positions
 from zeroforget.core.labels import Label, births_of
 from zeroforget.core.ops import Geometry, Scaling, autocast_dtype, grown
 from zeroforget.core.tensors import GrowingTensor
@@ -72,7 +74,10 @@ class GrowingLayer(nn.Module):
         self.may_fold = True
         """False where the network overwrites this layer's output in place, which folding needs for backward."""
         self.folds = True
+        self.relu = False
+        """Whether the rectifier behind this layer runs as part of it."""
         self._room: Scaling | None = None
+        self._fused: tuple[Plan, Tensor, Tensor] | None = None
         self._remembered = {k: getattr(plain, k) for k in _REMEMBERED if hasattr(plain, k)}
         self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
 
@@ -114,22 +119,46 @@ class GrowingLayer(nn.Module):
         """The newest task's output, differentiable in its newborn parts."""
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
+        geometry = None
+        if self._numbers is not None:
+            x, geometry = self._geometry(x)
+        if fits(x, geometry) and (self.folds or not (len(norm.covered) or self.relu)):
+            plan, affine = self._fuse(norm, geometry, x.device)
+            return fused(x, self.grown.rows, self.grown.cols, self.grown.synced(autocast_dtype(x)), affine, plan)
+        y = self._plainly(x, norm, geometry)
+        return F.relu(y) if self.relu else y
+
+    def _plainly(self, x: Tensor, norm: FeatureNorm, geometry: Geometry | None) -> Tensor:
+        """The same without the rectifier, one operator after the other."""
         born, bias = None, None
         if self.grown_bias is not None:
             born, bias = self.grown_bias.rows, self.grown_bias.synced()
         parts = (self.grown.rows, self.grown.cols, born)
-        if self._numbers is None:
-            y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block)
-            return _normalize(y, norm, -1)
-        x, geometry = self._geometry(x)
-        if not len(norm.covered) or not self.folds:
+        if geometry is None or not len(norm.covered) or not self.folds:
             y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block, geometry)
-            return _normalize(y, norm, y.dim() - 1 - len(geometry.stride))
+            return _normalize(y, norm, -1 if geometry is None else y.dim() - 1 - len(geometry.stride))
         # A convolution's output is larger than its weight, so the normalization goes into the weight.
         assert norm.scale is not None
         assert norm.shift is not None
         learned = (self._scaling(norm, autocast_dtype(x)), norm.scale, norm.shift)
         return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned)
+
+    def _fuse(self, norm: FeatureNorm, geometry: Geometry | None, device: torch.device) -> tuple[Plan, Affine]:
+        """What the fused operator needs to know, kept from step to step."""
+        block, features = self.grown.block, self.grown.value.shape[0]
+        kept = self._fused
+        if (
+            kept is None
+            or kept[0].block is not block
+            or kept[0].covered is not norm.covered
+            or kept[1].device != device
+        ):
+            at = [positions(places, features).to(device) for places in (block.new_out, norm.covered)]
+            self._fused = kept = (Plan(block, norm.covered, geometry, self.relu), at[0], at[1])
+        plan, born_at, covered_at = kept
+        bias = self.grown_bias
+        born = None if bias is None else bias.rows
+        return plan, Affine(None if bias is None else bias.value, born, norm.scale, norm.shift, born_at, covered_at)
 
     def _scaling(self, norm: FeatureNorm, dtype: torch.dtype | None) -> Scaling:
         """The normalization's present values, in tensors that are kept from step to step."""
@@ -147,7 +176,7 @@ class GrowingLayer(nn.Module):
         return room
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_room": None}
+        return self.__dict__ | {"_room": None, "_fused": None}
 
     def refresh(self) -> None:
         """Fold the normalization in only while its scales are away from zero, by which its gradient divides."""

@@ -325,6 +325,11 @@ class GrowingNetwork(nn.Module):
                         del module._parameters[name]
             if made[id(module)] is not module:
                 body = _replace(body, path, made[id(module)])
+        for path, rectifier in self.axes.rectified.items():  # it runs inside of the layer, in the same pass
+            before = body.get_submodule(path)
+            assert isinstance(before, GrowingLayer)
+            before.relu = True
+            body = _replace(body, rectifier, nn.Identity())
         return body
 
     def _tensors(self) -> Iterator[GrowingTensor]:

@@ -42,7 +42,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The tensor in this type; double precision stays."""
     return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
@@ -87,15 +88,15 @@ class _Grown(torch.autograd.Function):
             weight = torch.mul(weight, column, out=scaling.weight.data)
             bias = scaling.shift if bias is None else torch.addcmul(scaling.shift, scaling.scale, bias)
         dtype = autocast_dtype(x)
-        x, weight = _cast(x, dtype), _cast(weight, dtype)
-        bias = None if bias is None else _cast(bias, dtype)
+        x, weight = cast(x, dtype), cast(weight, dtype)
+        bias = None if bias is None else cast(bias, dtype)
         grouped = geometry is not None and geometry.groups > 1
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
         ctx.whole = rows is not None or grouped
         kept = x if ctx.whole else None
         if cols is not None and not ctx.whole:
             kept = block.new_in.take(x, _channel_dim(x, geometry)).contiguous()
-        out = _apply(x, weight, bias, geometry)
+        out = apply(x, weight, bias, geometry)
         # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
         ctx.save_for_backward(kept, weight, None if scaling is None else out, rows, cols, born, gamma, beta)
         return out
@@ -109,17 +110,17 @@ class _Grown(torch.autograd.Function):
         grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
         channel = _channel_dim(g, geometry)
         if need_x:
-            grad_x = _input_gradient(g, weight, ctx.shape, geometry).to(ctx.input_dtype)
+            grad_x = input_gradient(g, weight, ctx.shape, geometry).to(ctx.input_dtype)
         if geometry is not None and geometry.groups > 1:
             grad_rows, grad_cols = _grouped_gradients(g, x, weight, block, geometry, need_rows, need_cols)
         else:
             if need_rows:
                 like = block.new_out.take(weight, 0)
-                grad_rows = _weight_gradient(block.new_out.take(g, channel), x, like, geometry)
+                grad_rows = weight_gradient(block.new_out.take(g, channel), x, like, geometry)
             if need_cols:
                 new_x = block.new_in.take(x, _channel_dim(x, geometry)) if ctx.whole else x
                 like = block.new_in.take(block.old_out.take(weight, 0), 1)
-                grad_cols = _weight_gradient(block.old_out.take(g, channel), new_x, like, geometry)
+                grad_cols = weight_gradient(block.old_out.take(g, channel), new_x, like, geometry)
         if scaling is not None:
             by_scale, total = _scale_gradients(g, out, scaling, channel)
             grad_gamma, grad_beta = scaling.covered.take(by_scale, 0), scaling.covered.take(total, 0)
@@ -182,7 +183,8 @@ def _channel_dim(x: Tensor, geometry: Geometry | None) -> int:
     return x.dim() - 1 if geometry is None else x.dim() - 1 - len(geometry.stride)
 
 
-def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry | None) -> Tensor:
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry | None) -> Tensor:
+    """The plain layer."""
     if geometry is None:
         return F.linear(x, weight, bias)
     g = geometry
@@ -190,7 +192,8 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry | 
     return torch.convolution(x, weight, bias, g.stride, g.padding, g.dilation, False, zero, g.groups)
 
 
-def _input_gradient(g: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry | None) -> Tensor:
+def input_gradient(g: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry | None) -> Tensor:
+    """The gradient with respect to an input of this shape."""
     if geometry is None:
         return g.matmul(weight)
     # Only its shape and layout are read; a real tensor, since layouts are told from strides.
@@ -204,7 +207,7 @@ def _channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-def _weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | None) -> Tensor:
+def weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | None) -> Tensor:
     """The gradient of a weight like this one, from x's channels to g's."""
     if geometry is None:
         return g.flatten(0, -2).t().mm(x.flatten(0, -2))
@@ -225,8 +228,8 @@ def _grouped_gradients(
         groups = len(block.new_out) // out_each
         inputs = x.narrow(1, (geometry.groups - groups) * in_each, groups * in_each)
         part = Geometry(geometry.stride, geometry.padding, geometry.dilation, groups)
-        return _weight_gradient(block.new_out.take(g, 1), inputs, block.new_out.take(weight, 0), part), None
-    whole = _weight_gradient(g, x, weight, geometry)
+        return weight_gradient(block.new_out.take(g, 1), inputs, block.new_out.take(weight, 0), part), None
+    whole = weight_gradient(g, x, weight, geometry)
     rows = block.new_out.take(whole, 0).clone() if need_rows else None
     cols = block.new_in.take(block.old_out.take(whole, 0), 1).clone() if need_cols else None
     return rows, cols

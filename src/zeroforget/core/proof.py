@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse
 from zeroforget.core.dense import hollow, reshaped
-from zeroforget.core.trace import without_caches
-from zeroforget.core.trial import ERRORS, Broke, Trial, Unlike, short, where
+from zeroforget.core.subject import Find, Subjects
+from zeroforget.core.trial import ERRORS, Broke, Unlike, short, where
 
 _TRIES = 80
 Treatment = dict[type[nn.Module], tuple[Care, str]]
@@ -36,13 +36,13 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
     care: Treatment = {}
     kept, given_up = list(keep), dict[str, str]()
     shapes_tell = _runs(hollow(net).eval(), example.to("meta"))
-    numbers, held = None, fixed_buffers(net)
+    subjects, held = Subjects(net, example), fixed_buffers(net)
     for _ in range(_TRIES):
         axes = find_axes(net, example, keep=kept, unknown="keep", care=care, held=held)
         failure = _try_shapes(net, axes, example, kept, care, held) if shapes_tell else None
         if failure is None:
-            numbers = numbers or _exact(net, _small(net, example, axes, kept, care, held))
-            failure = _try_numbers(*numbers, axes, given_up, kept)
+            find = functools.partial(find_axes, keep=tuple(kept), unknown="keep", care=dict(care), held=held)
+            failure = _try_numbers(subjects, axes, find, given_up, kept)
         if failure is None:
             break
         if failure.why and not (
@@ -156,60 +156,12 @@ def _upwards(path: str) -> Iterator[str]:
 # In numbers -----------------------------------------------------------------------------------------------------
 
 
-def _small(
-    net: nn.Module, example: Tensor, axes: Axes, keep: Collection[str], care: Treatment, held: Collection[str]
-) -> Tensor:
-    """A corner of large images, where the network takes it and its features are the same: float64 is slow."""
-    for side in (64, 96, 128):
-        if example.dim() != 4 or min(example.shape[2:]) <= side:
-            break
-        corner = example[:2, :, :side, :side]
-        try:
-            again = find_axes(net, corner, keep=keep, unknown="keep", care=care, held=held)
-        except ERRORS:
-            continue
-        if again.tensors == axes.tensors and again.output == axes.output:
-            return corner
-    return example
-
-
-def _exact(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor, Tensor, float]:
-    """A copy in float64 with its output, where the network works in it; else in its own numbers, less exactly.
-
-    A parameter whose values are all the same (a scale that starts at zero) would hide what lies behind it: these are
-    shaken.
-    """
-    x = example[:2] if len(example) > 1 else torch.cat([example, example])
-    for dtype, tolerance in ((torch.float64, 1e-9), (None, 1e-4)):
-        plain = copy.deepcopy(net).requires_grad_(False).eval()
-        plain = plain if dtype is None else plain.to(dtype)
-        given = x if dtype is None or not x.is_floating_point() else x.to(dtype)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), without_caches(plain):
-            torch.manual_seed(0)
-            for parameter in plain.parameters():
-                parameter.data = parameter.data.contiguous()
-                if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
-                    parameter.add_(torch.randn_like(parameter), alpha=0.2)
-            try:
-                return plain, given, plain(given), tolerance
-            except RuntimeError:
-                if dtype is None:
-                    raise
-    raise AssertionError("unreachable")
-
-
 def _try_numbers(
-    plain: nn.Module,
-    x: Tensor,
-    expected: Tensor,
-    tolerance: float,
-    axes: Axes,
-    given_up: dict[str, str],
-    kept: list[str],
+    subjects: Subjects, axes: Axes, find: Find, given_up: dict[str, str], kept: list[str]
 ) -> Failure | None:
     """A trial growth. Axes that fail alone go to `given_up` and `kept`; a failure without a reason says: try again."""
     try:
-        bad = Trial(plain, axes, x).check(expected, tolerance)
+        bad = subjects.check(axes, find)
     except Unlike as error:
         raise CannotGrow(str(error)) from error
     except Broke as broke:

@@ -57,8 +57,10 @@ class Watcher(TorchDispatchMode):
         self.normalized: set[str] = set()
         """Paths of layers that get no feature normalization: their output goes straight into a normalization layer, or
         other code reads their weight."""
-        self.overwritten: set[str] = set()
-        """Paths of layers whose output an operator then changes in place."""
+        self.overwritten: dict[str, list[tuple[str, str]]] = {}
+        """Path of a layer → the operators that change its output in place, each with the module it ran in."""
+        self.readers: dict[str, list[tuple[str, str]]] = {}
+        """Path of a layer → the operators that read its output, each with the module it ran in."""
         self.written: dict[str, list[Term]] = {}
         """Path of a layer → the labels of the features it writes."""
         self.layers: list[str] = []
@@ -173,8 +175,13 @@ class Watcher(TorchDispatchMode):
         given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         given |= dict(zip(names, args, strict=False)) | (kwargs or {})
         operator = func._schema.name.removeprefix("aten::")
+        for tensor in tensors(given.values()):
+            if id(tensor) in self._producers:
+                self.readers.setdefault(self._producers[id(tensor)], []).append((operator, self.paths[-1]))
         if operator.endswith("_") and args and isinstance(args[0], Tensor):
-            self.overwritten.update(self._storages.get(args[0].untyped_storage()._cdata, ()))
+            for path in self._storages.get(args[0].untyped_storage()._cdata, ()):
+                self.overwritten.setdefault(path, []).append((operator, self.paths[-1]))
+            self._producers.pop(id(args[0]), None)  # what it holds now is no layer's output
         outs = [o for o in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(o, Tensor)]
         if not outs:
             return out

@@ -58,14 +58,20 @@ def where(net: nn.Module, x: Tensor) -> str:
 
 
 class Trial:
-    """A growing copy of a plain network with three tasks: narrow, with free axes wider, with all of them wider."""
+    """A growing copy of a plain network with three tasks: narrow, with free axes wider, with all of them wider.
 
-    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor) -> None:
+    A `brief` one has but the first and the last, and grows by one feature.
+    """
+
+    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor, *, brief: bool = False) -> None:
         self.plain, self.axes, self.x = plain, axes, x
         self.free = [axis for axis in axes.sizes if axis not in axes.coupled]
-        self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
+        if brief:
+            self.net = self._grow(self.free, ["all"], 1)
+        else:
+            self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
 
-    def _grow(self, free: Collection[str], tasks: list[str]) -> GrowingNetwork:
+    def _grow(self, free: Collection[str], tasks: list[str], by: int = 3) -> GrowingNetwork:
         room = Room(self.axes.sizes, lambda widths: 0.0)
         net = GrowingNetwork(self.plain, self.axes, tuple(self.x.shape[1:]), room, 1.0, "reused", "zero")
         with torch.random.fork_rng(devices=[]):
@@ -73,7 +79,7 @@ class Trial:
             net.add_task("narrow", 2)
             for task in tasks:
                 chosen = free if task == "free" else list(self.axes.sizes)
-                net.add_task(task, 2, growth=dict.fromkeys(chosen, 3))
+                net.add_task(task, 2, growth=dict.fromkeys(chosen, by))
         return net.eval()
 
     @torch.no_grad()
@@ -87,11 +93,19 @@ class Trial:
 
     def check(self, expected: Tensor, tolerance: float) -> dict[str, str]:
         """Axis → what is wrong with it."""
-        if not torch.equal(self._run(self.net, "narrow"), expected):
-            raise Unlike("the network rebuilt at its own width gives other outputs: it has state that was not copied")
+        self._rebuilt(expected)
         if not self._same(self.net, expected, tolerance):
             return self._guilty(expected, tolerance, self.free)
         return self._learns(tolerance)
+
+    def confirm(self, expected: Tensor, tolerance: float) -> None:
+        """After growth the first task's outputs are what they were, bit for bit, and all that is newborn learns."""
+        self._rebuilt(expected)
+        self._backward(tolerance, compare=True)
+
+    def _rebuilt(self, expected: Tensor) -> None:
+        if not torch.equal(self._run(self.net, "narrow"), expected):
+            raise Unlike("the network rebuilt at its own width gives other outputs: it has state that was not copied")
 
     def _same(self, net: GrowingNetwork, expected: Tensor, tolerance: float) -> bool:
         """Whether the wider network's old features are what they were; statistics over features are exempt."""

@@ -1,0 +1,144 @@
+"""A layer's product, bias, feature normalization and rectifier as one operator, for GPUs.
+
+The product is the library's; everything else of a step is one pass over the outputs there and one back (`kernels.py`).
+The gradient of the newborn blocks reads copies of a few channels, padded to what matrix units like; the gradient with
+respect to all outputs is read whole, since a slice of its channels would be a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zeroforget.core import kernels
+from zeroforget.core.births import Places
+from zeroforget.core.kernels import Affine
+from zeroforget.core.ops import Block, Geometry, apply, autocast_dtype, cast, input_gradient, weight_gradient
+
+_ALIGNED = 8
+"""Channels that a convolution takes are padded to a multiple of this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a layer computes, apart from its inputs: all that stays from step to step."""
+
+    block: Block
+    covered: Places
+    geometry: Geometry | None
+    relu: bool
+
+
+def fits(x: Tensor, geometry: Geometry | None) -> bool:
+    """Whether this is a case for the fused operator."""
+    if not kernels.on_gpu(x):
+        return False
+    if geometry is None:
+        return x.dim() == 2
+    return x.dim() == 4 and geometry.groups == 1 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def fused(x: Tensor, rows: Tensor | None, cols: Tensor | None, weight: Tensor, affine: Affine, plan: Plan) -> Tensor:
+    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already."""
+    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan)
+    out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        rows: Tensor | None,
+        cols: Tensor | None,
+        born: Tensor | None,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        weight: Tensor,
+        affine: Affine,
+        plan: Plan,
+    ) -> Tensor:
+        ctx.plan, ctx.input_dtype, ctx.shape = plan, x.dtype, x.shape
+        ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
+        dtype = autocast_dtype(x)
+        x, weight = cast(x, dtype), cast(weight, dtype)
+        out = apply(x, weight, None, plan.geometry)
+        if plan.geometry is not None:
+            out = out.contiguous(memory_format=torch.channels_last)
+        ctx.vectors = kernels.vectors(affine)
+        kernels.finish(_matrix(out, plan), ctx.vectors, plan.relu)
+        # The inputs that a gradient needs: all of them for new rows, else only the new ones.
+        kept: Tensor | None = x
+        ctx.whole = rows is not None
+        if rows is None:
+            kept = None if cols is None else _channels(x, plan.block.new_in, plan)[0]
+        read = plan.relu or gamma is not None
+        # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
+        ctx.save_for_backward(kept, weight, out if read else None, rows, cols, born, gamma, beta)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out, *_ = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        block, geometry = plan.block, plan.geometry
+        need_x, need_rows, need_cols, need_born = ctx.needs_input_grad[:4]
+        grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
+        g = g.contiguous() if geometry is None else g.contiguous(memory_format=torch.channels_last)
+        flat, sums = kernels.unfinish(
+            _matrix(g, plan), None if out is None else _matrix(out, plan), ctx.vectors, plan.relu
+        )
+        gy = _like(flat, g)
+        if need_x:
+            grad_x = input_gradient(gy, weight, ctx.shape, geometry).to(ctx.input_dtype)
+        if need_rows or need_born:
+            new, total = _channels(gy, block.new_out, plan, sums=need_born and sums is None)
+            grad_born = total
+            if need_rows:
+                grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out)]
+        if need_cols:
+            new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
+            grad_cols = _weight_part(gy, new_x, weight, geometry)
+            grad_cols = block.old_out.take(grad_cols, 0).narrow(1, 0, len(block.new_in))
+        if sums is not None:
+            grad_gamma, grad_beta = plan.covered.take(sums.gamma, 0), plan.covered.take(sums.beta, 0)
+            grad_born = block.new_out.take(sums.bias, 0) if need_born else None
+        grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
+        cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
+        return (grad_x, *cast_back, None, None, None)
+
+
+def _matrix(x: Tensor, plan: Plan) -> Tensor:
+    """One row for each position, one column for each feature: a view."""
+    return x if plan.geometry is None else x.permute(0, 2, 3, 1).view(-1, x.shape[1])
+
+
+def _like(matrix: Tensor, x: Tensor) -> Tensor:
+    """A matrix in the form of x, whatever its number of features."""
+    if x.dim() == 2:
+        return matrix
+    n, _, h, w = x.shape
+    return matrix.view(n, h, w, -1).permute(0, 3, 1, 2)
+
+
+def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
+    """These channels of x, and for a convolution some of zeros behind them; their sums if asked for."""
+    if plan.geometry is None:
+        part = places.take(x, 1)
+        return part, part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)) if sums else None
+    columns = -(-len(places) // _ALIGNED) * _ALIGNED
+    matrix, total = kernels.gather(_matrix(x, plan), places, columns, sums)
+    return _like(matrix, x), total
+
+
+def _weight_part(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    """The gradient of the weight from x's channels to g's."""
+    shape = (g.shape[1], x.shape[1], *weight.shape[2:])
+    layout = torch.contiguous_format if geometry is None else torch.channels_last
+    return weight_gradient(g, x, torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=layout), geometry)

@@ -1,0 +1,253 @@
+# mypy: ignore-errors
+"""Triton kernels for the passes over activations of a learning step; `kernels.py` says what each computes."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zeroforget.core.births import Places
+from zeroforget.core.kernels import Affine, Sums, Vectors
+
+_PROGRAMS = 528
+"""How many programs share a pass with a sum: enough to fill a large GPU several times over."""
+_TILE = 2048
+"""Elements that a program holds at a time."""
+
+
+def vectors(given: Affine) -> Vectors:
+    """As `kernels.vectors`."""
+    bias, born, gamma, beta = given.bias, given.born, given.gamma, given.beta
+    features = len(given.born_at)
+    source = next(t for t in (bias, gamma) if t is not None)
+    made = source.new_empty((3 if gamma is not None else 1, features), dtype=torch.float32)
+    spare = source  # a pointer that is not read
+    _vectors[(triton.cdiv(features, 256),)](
+        spare if bias is None else bias,
+        spare if born is None else born,
+        spare if gamma is None else gamma,
+        spare if beta is None else beta,
+        given.born_at,
+        given.covered_at,
+        made,
+        features,
+        BIAS=bias is not None,
+        BORN=born is not None,
+        SCALED=gamma is not None,
+        BLOCK=256,
+    )
+    return Vectors(made[1], made[2], made[0]) if gamma is not None else Vectors(shift=made[0])
+
+
+def finish(y: Tensor, given: Vectors, relu: bool) -> None:
+    """As `kernels.finish`."""
+    spare = y if given.shift is None else given.shift
+    _finish[(triton.cdiv(y.numel(), _TILE),)](
+        y,
+        spare if given.scale is None else given.scale,
+        spare,
+        y.numel(),
+        y.shape[1],
+        SCALED=given.scale is not None,
+        SHIFTED=given.shift is not None,
+        RELU=relu,
+        BLOCK=_TILE,
+    )
+
+
+def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple[Tensor, Sums | None]:
+    """As `kernels.unfinish`."""
+    rows, columns = g.shape
+    scaled = given.scale is not None
+    if not scaled and not relu:
+        return g, None
+    assert out is not None
+    gy = torch.empty_like(g)
+    shape = _Shape(rows, columns)
+    partial = g.new_empty((2, shape.parts, columns) if scaled else (1,), dtype=torch.float32)
+    _unfinish[(shape.parts, shape.across)](
+        g,
+        out,
+        g if given.scale is None else given.scale,
+        gy,
+        partial,
+        rows,
+        columns,
+        shape.each,
+        shape.parts,
+        SCALED=scaled,
+        RELU=relu,
+        TILE=shape.tile,
+        WIDTH=shape.width,
+    )
+    if given.scale is None or given.beta is None:
+        return gy, None
+    total = partial.new_empty((3, columns))
+    _sums[(triton.cdiv(columns, 16),)](
+        partial, given.scale, given.beta, total, shape.parts, columns, SCALED=True, TILE=128, WIDTH=16
+    )
+    return gy, Sums(total[1], total[0], total[2])
+
+
+def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
+    """As `kernels.gather`."""
+    rows, chosen = x.shape[0], len(places)
+    out = x.new_empty((rows, columns))
+    shape = _Shape(rows, columns)
+    partial = x.new_empty((shape.parts, columns) if sums else (1,), dtype=torch.float32)
+    _gather[(shape.parts, shape.across)](
+        x,
+        x if places.start is not None else places.index.to(x.device),
+        out,
+        partial,
+        rows,
+        x.stride(0),
+        places.start or 0,
+        chosen,
+        columns,
+        shape.each,
+        RUN=places.start is not None,
+        SUMS=sums,
+        TILE=shape.tile,
+        WIDTH=shape.width,
+    )
+    if not sums:
+        return out, None
+    total = partial.new_empty(columns)
+    _sums[(triton.cdiv(columns, 16),)](
+        partial, partial, partial, total, shape.parts, columns, SCALED=False, TILE=128, WIDTH=16
+    )
+    return out, total[:chosen]
+
+
+class _Shape:
+    """How a pass over a matrix is shared out: `parts` × `across` programs, each of which takes `each` rows, a tile of
+    `tile` × `width` at a time."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.width = min(64, max(8, triton.next_power_of_2(columns)))
+        self.across = triton.cdiv(columns, self.width)
+        self.tile = _TILE // self.width
+        self.each = self.tile * max(1, triton.cdiv(rows * self.across, _PROGRAMS * self.tile))
+        self.parts = triton.cdiv(rows, self.each)
+
+
+@triton.jit
+def _vectors(
+    bias, born, gamma, beta, born_at, covered_at, made, features,
+    BIAS: tl.constexpr, BORN: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < features
+    shift = tl.zeros((BLOCK,), tl.float32)
+    if BIAS:
+        shift = tl.load(bias + i, mask=inside).to(tl.float32)
+        if BORN:
+            at = tl.load(born_at + i, mask=inside, other=-1)
+            shift = tl.where(at >= 0, tl.load(born + at, mask=at >= 0, other=0.0).to(tl.float32), shift)
+    if SCALED:
+        at = tl.load(covered_at + i, mask=inside, other=-1)
+        scale = tl.load(gamma + at, mask=at >= 0, other=1.0).to(tl.float32)
+        moved = tl.load(beta + at, mask=at >= 0, other=0.0).to(tl.float32)
+        shift = shift * scale + moved
+        tl.store(made + features + i, scale, mask=inside)
+        tl.store(made + 2 * features + i, moved, mask=inside)
+    tl.store(made + i, shift, mask=inside)
+
+
+@triton.jit
+def _finish(
+    y, scale, shift, total, columns,
+    SCALED: tl.constexpr, SHIFTED: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < total
+    column = i % columns
+    value = tl.load(y + i, mask=inside).to(tl.float32)
+    if SCALED:
+        value = value * tl.load(scale + column, mask=inside)
+    if SHIFTED:
+        value = value + tl.load(shift + column, mask=inside)
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    tl.store(y + i, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _unfinish(
+    g, out, scale, gy, partial, rows, columns, each, parts,
+    SCALED: tl.constexpr, RELU: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    if SCALED:
+        factor = tl.load(scale + column, mask=exists, other=0.0)
+    total = tl.zeros((TILE, WIDTH), tl.float32)
+    moment = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, each, TILE):
+        row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
+        inside = (row < rows)[:, None] & exists[None, :]
+        at = row[:, None] * columns + column[None, :]
+        m = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            m = tl.where(value > 0, m, 0.0)
+        if SCALED:
+            total += m
+            moment += m * value
+            m = m * factor[None, :]
+        tl.store(gy + at, m.to(gy.dtype.element_ty), mask=inside)
+    if SCALED:
+        tl.store(partial + part * columns + column, tl.sum(total, 0), mask=exists)
+        tl.store(partial + (parts + part) * columns + column, tl.sum(moment, 0), mask=exists)
+
+
+@triton.jit
+def _gather(
+    x, index, out, partial, rows, stride, start, chosen, columns, each,
+    RUN: tl.constexpr, SUMS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    taken = column < chosen
+    source = start + column
+    if not RUN:
+        source = tl.load(index + column, mask=taken, other=0).to(tl.int32)
+    total = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, each, TILE):
+        row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
+        exists = (row < rows)[:, None]
+        value = tl.load(x + row[:, None] * stride + source[None, :], mask=exists & taken[None, :], other=0.0)
+        tl.store(out + row[:, None] * columns + column[None, :], value, mask=exists & (column < columns)[None, :])
+        if SUMS:
+            total += value.to(tl.float32)
+    if SUMS:
+        tl.store(partial + part * columns + column, tl.sum(total, 0), mask=column < columns)
+
+
+@triton.jit
+def _sums(
+    partial, scale, beta, made, parts, columns,
+    SCALED: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    first = tl.zeros((TILE, WIDTH), tl.float32)
+    second = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, parts, TILE):
+        row = step + tl.arange(0, TILE)
+        inside = (row < parts)[:, None] & exists[None, :]
+        at = row[:, None] * columns + column[None, :]
+        first += tl.load(partial + at, mask=inside, other=0.0)
+        if SCALED:
+            second += tl.load(partial + parts * columns + at, mask=inside, other=0.0)
+    total = tl.sum(first, 0)
+    tl.store(made + column, total, mask=exists)
+    if SCALED:
+        factor = tl.load(scale + column, mask=exists, other=1.0)
+        centre = tl.load(beta + column, mask=exists, other=0.0)
+        tl.store(made + columns + column, (tl.sum(second, 0) - centre * total) / factor, mask=exists)
+        tl.store(made + 2 * columns + column, factor * total, mask=exists)

@@ -1,0 +1,144 @@
+"""The passes over activations that a learning step makes beside its products, each as one kernel on a GPU.
+
+The functions here are plain torch, and the tests hold the GPU's kernels (`gpu.py`) to them. Activations are matrices:
+one row for each position of each image, one column for each feature.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zeroforget.core.births import Places
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""It comes with torch where torch has CUDA."""
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether this tensor is the kernels' to work on."""
+    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Scale and shift of a layer's outputs, from its biases and its feature normalization (equation 7)."""
+
+    bias: Tensor | None
+    """All biases; those of new outputs are not up to date here."""
+    born: Tensor | None
+    gamma: Tensor | None
+    beta: Tensor | None
+    born_at: Tensor
+    """For each output its place in `born`, or -1."""
+    covered_at: Tensor
+    """For each output its place in `gamma` and `beta`, or -1."""
+
+    @property
+    def present(self) -> bool:
+        """Whether there is anything to add or to scale by."""
+        return self.bias is not None or self.gamma is not None
+
+
+def positions(places: Places, size: int) -> Tensor:
+    """For each of `size` positions its number among the places, or -1."""
+    at = torch.full((size,), -1, dtype=torch.int32)
+    at[places.index] = torch.arange(len(places), dtype=torch.int32)
+    return at
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """γ (y + b) + β, written as scale · y + shift."""
+
+    scale: Tensor | None = None
+    """γ, and 1 where nothing is covered."""
+    beta: Tensor | None = None
+    """β, and 0 where nothing is covered."""
+    shift: Tensor | None = None
+    """γ b + β."""
+
+
+def vectors(given: Affine) -> Vectors:
+    """Scale and shift of all outputs."""
+    source = given.bias if given.bias is not None else given.gamma
+    if source is None:
+        return Vectors()
+    if on_gpu(source):
+        from zeroforget.core import gpu
+
+        return gpu.vectors(given)
+    bias = None if given.bias is None else given.bias.clone()
+    if bias is not None and given.born is not None:
+        bias[given.born_at >= 0] = given.born
+    if given.gamma is None or given.beta is None:
+        return Vectors(shift=bias)
+    covered = given.covered_at >= 0
+    scale, beta = source.new_ones(len(covered)), source.new_zeros(len(covered))
+    scale[covered], beta[covered] = given.gamma, given.beta
+    return Vectors(scale, beta, beta if bias is None else beta + scale * bias)
+
+
+def finish(y: Tensor, given: Vectors, relu: bool) -> None:
+    """y ← relu(scale · y + shift) in place, each part only where there is one."""
+    if given.shift is None and not relu:
+        return
+    if on_gpu(y):
+        from zeroforget.core import gpu
+
+        gpu.finish(y, given, relu)
+        return
+    wide = y.to(_wide(y))
+    if given.scale is not None:
+        wide = wide * given.scale
+    if given.shift is not None:
+        wide = wide + given.shift
+    y.copy_(wide.clamp(min=0) if relu else wide)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Gradients that are sums over rows: of γ, of β, and of the bias."""
+
+    gamma: Tensor
+    beta: Tensor
+    bias: Tensor
+
+
+def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple[Tensor, Sums | None]:
+    """Back through `finish`: the gradient of y and, where there is a scale, the sums. `out` is what `finish` left.
+
+    With m the gradient behind the rectifier: dβ = Σ m, db = γ Σ m, dγ = Σ m (y + b) = (Σ m · out − β Σ m) / γ.
+    """
+    if on_gpu(g):
+        from zeroforget.core import gpu
+
+        return gpu.unfinish(g, out, given, relu)
+    m = g.to(_wide(g))
+    if relu:
+        assert out is not None
+        m = m * (out > 0)
+    if given.scale is None or given.beta is None:
+        return m.to(g.dtype), None
+    assert out is not None
+    total, moment = m.sum(0), (m * out).sum(0)
+    sums = Sums((moment - given.beta * total) / given.scale, total, given.scale * total)
+    return (m * given.scale).to(g.dtype), sums
+
+
+def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
+    """These columns, then zeros up to `columns`; and their sums, if asked for."""
+    if on_gpu(x):
+        from zeroforget.core import gpu
+
+        return gpu.gather(x, places, columns, sums)
+    out = x.new_zeros((x.shape[0], columns))
+    out[:, : len(places)] = places.take(x, 1)
+    return out, out[:, : len(places)].sum(0, dtype=_wide(x)) if sums else None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

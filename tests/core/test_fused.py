@@ -1,0 +1,229 @@
+"""The fused operator: its plain twin against autograd, the GPU's kernels against the twin, and whole networks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.core import kernels, layers
+from zeroforget.core.births import Places
+from zeroforget.core.fused import Plan, fused
+from zeroforget.core.grow import grow
+from zeroforget.core.kernels import Affine, positions
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.ops import Block, Geometry
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    out, into = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    new_out = torch.tensor(draw(st.lists(st.booleans(), min_size=out, max_size=out)))
+    new_in = torch.tensor(draw(st.lists(st.booleans(), min_size=into, max_size=into)))
+    covers = {"reused": ~new_out, "all": new_out | True, "none": new_out & False}[
+        draw(st.sampled_from(["reused", "all", "none"]))
+    ]
+    block = Block(Places.where(new_out), Places.where(~new_out), Places.where(new_in))
+    geometry = Geometry((draw(st.integers(1, 2)),) * 2, (draw(st.integers(0, 1)),) * 2, (1, 1), 1)
+    return dict(
+        seed=draw(st.integers(0, 999)),
+        plan=Plan(block, Places.where(covers), draw(st.sampled_from([None, geometry])), draw(st.booleans())),
+        shape=(out, into),
+        bias=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_it_computes_what_autograd_computes(case: dict[str, Any]) -> None:
+    torch.manual_seed(case["seed"])
+    plan: Plan = case["plan"]
+    (out, into), block, geometry = case["shape"], plan.block, plan.geometry
+    x = leaf(3, into) if geometry is None else leaf(2, into, 5, 4)
+    weight = leaf(out, into) if geometry is None else leaf(out, into, 3, 2)
+    bias = leaf(out) if case["bias"] else None
+    covered = len(plan.covered)
+    gamma = (0.5 + torch.rand(covered, dtype=torch.float64)).requires_grad_() if covered else None
+    beta = leaf(covered) if covered else None
+
+    y = F.linear(x, weight, bias) if geometry is None else F.conv2d(x, weight, bias, geometry.stride, geometry.padding)
+    if gamma is not None and beta is not None:
+        shape = (-1,) if geometry is None else (-1, 1, 1)
+        scale = torch.ones(out, dtype=torch.float64).index_copy(0, plan.covered.index, gamma)
+        shift = torch.zeros(out, dtype=torch.float64).index_copy(0, plan.covered.index, beta)
+        y = y * scale.view(shape) + shift.view(shape)
+    slow = F.relu(y) if plan.relu else y
+    g = torch.randn_like(slow)
+    inputs = [t for t in (x, weight, bias, gamma, beta) if t is not None]
+    expected = dict(zip(map(id, inputs), torch.autograd.grad(slow, inputs, g), strict=True))
+
+    rows = block.new_out.take(weight, 0).detach().clone().requires_grad_() if len(block.new_out) else None
+    corner = block.new_in.take(block.old_out.take(weight, 0), 1).detach().clone().requires_grad_()
+    cols = corner if corner.numel() else None
+    born = None
+    stale = None if bias is None else bias.detach().clone()
+    if stale is not None and bias is not None and len(block.new_out):
+        born = block.new_out.take(bias, 0).detach().clone().requires_grad_()
+        stale[block.new_out.index] = torch.nan  # nobody may read these
+    affine = Affine(stale, born, gamma, beta, positions(block.new_out, out), positions(plan.covered, out))
+    given_x = x.detach().clone()
+    if geometry is not None:
+        given_x = given_x.contiguous(memory_format=torch.channels_last)
+    given_x.requires_grad_()
+    fast = fused(given_x, rows, cols, weight.detach(), affine, plan)
+    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+    parts = [t for t in (given_x, rows, cols, born, gamma, beta) if t is not None]
+    if not fast.requires_grad:
+        return
+    found = dict(zip(map(id, parts), torch.autograd.grad(fast, parts, g), strict=True))
+    whole = expected[id(weight)]
+    wanted: list[tuple[Tensor | None, Tensor | None]] = [
+        (given_x, expected[id(x)]),
+        (rows, block.new_out.take(whole, 0)),
+        (cols, block.new_in.take(block.old_out.take(whole, 0), 1)),
+        (born, None if born is None else block.new_out.take(expected[id(bias)], 0)),
+        (gamma, None if gamma is None else expected[id(gamma)]),
+        (beta, None if beta is None else expected[id(beta)]),
+    ]
+    for part, target in wanted:
+        if part is not None:
+            torch.testing.assert_close(found[id(part)], target, rtol=1e-11, atol=1e-11)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(6, 8, 3, bias=False), nn.ReLU()),
+        nn.Conv2d(8, 5, 1),
+        nn.Flatten(),
+        nn.Linear(5 * 4, 7),
+        nn.ReLU(),
+        nn.Dropout(0.0),
+        nn.Linear(7, 6),
+    ).double()
+
+
+def learned(fn: str) -> GrowingNetwork:
+    torch.manual_seed(0)
+    net = grow(network(), torch.randn(2, 3, 8, 8, dtype=torch.float64), fn=fn, start=0.5, bridge="random")
+    net.add_task("a", 3)
+    net.add_task("b", 3, growth=0.3)
+    for p in net.parameters():
+        p.data += 0.1 * torch.rand_like(p)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net.train()
+
+
+@pytest.mark.parametrize("fn", ["reused", "all", "none"])
+def test_a_network_learns_alike_with_and_without_it(fn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    y = torch.tensor([0, 1, 2, 0])
+    used: list[object] = []
+
+    def always(given: Tensor, geometry: Geometry | None) -> bool:
+        used.append(geometry)
+        return geometry is not None or given.dim() == 2
+
+    gradients = []
+    for fuse in (False, True):
+        net = learned(fn)
+        with monkeypatch.context() as patch:
+            if fuse:
+                patch.setattr(layers, "fits", always)
+            F.cross_entropy(net(x, "b"), y).backward()
+        gradients.append({name: p.grad for name, p in net.named_parameters()})
+        out = net.eval()(x, "b")
+        torch.testing.assert_close(net.dense("b")(x), out, rtol=0, atol=0)
+    assert len(used) == 5
+    assert all(g is not None for g in gradients[0].values())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
+
+
+def test_a_rectifier_runs_inside_its_layer_only_where_nothing_else_reads_it() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU())
+            self.shared = nn.ReLU()
+            self.last = nn.Sequential(nn.Conv2d(4, 4, 1), self.shared, nn.Conv2d(4, 4, 1), self.shared)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept = []
+            for layer in self.stack:
+                x = layer(x)
+                kept.append(x)
+            features: Tensor = self.last(x) + kept[2]
+            return features.mean((2, 3))
+
+    torch.manual_seed(0)
+    net = grow(Reads(), torch.randn(2, 3, 4, 4))
+    assert dict(net.axes.rectified) == {"stack.0": "stack.1"}
+    inplace = grow(network(), torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert dict(inplace.axes.rectified) == {"0.0": "0.1", "1.0": "1.1", "4": "5"}
+    assert not inplace.axes.overwritten
+
+
+KERNELS = """
+import torch
+from tests.core.test_fused import compare
+for M, K, dtype in ((3, 5, torch.float32), (300, 130, torch.bfloat16)):
+    compare(M, K, dtype)
+"""
+
+
+def compare(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """The GPU's kernels against their twins, on the CPU under Triton's interpreter."""
+    from zeroforget.core import gpu
+
+    torch.manual_seed(rows + columns)
+    for run, relu, biased, scaled in product((True, False), repeat=4):
+        new = torch.zeros(columns, dtype=torch.bool)
+        new[torch.arange(columns - 3, columns) if run else torch.randperm(columns)[:3]] = True
+        born, covered = Places.where(new), Places.where(~new)
+        affine = Affine(
+            torch.randn(columns) if biased else None,
+            torch.randn(3) if biased else None,
+            torch.rand(columns - 3) + 0.5 if scaled else None,
+            torch.randn(columns - 3) if scaled else None,
+            positions(born, columns),
+            positions(covered, columns),
+        )
+        vectors = kernels.vectors(affine)
+        if biased or scaled:
+            other = gpu.vectors(affine)
+            torch.testing.assert_close(vars(other), vars(vectors))
+        y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
+        out = y.clone()
+        kernels.finish(out, vectors, relu)
+        gpu.finish(y, vectors, relu)
+        torch.testing.assert_close(y, out)
+        (mine, sums), (twin, expected) = gpu.unfinish(g, out, vectors, relu), kernels.unfinish(g, out, vectors, relu)
+        torch.testing.assert_close(mine, twin)
+        assert (sums is None) == (expected is None)
+        if sums is not None and expected is not None:
+            torch.testing.assert_close(vars(sums), vars(expected), rtol=1e-4, atol=1e-3)
+        (mine, total), (twin, wanted) = gpu.gather(g, born, 8, True), kernels.gather(g, born, 8, True)
+        assert torch.equal(mine, twin)
+        torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton, which comes with torch for CUDA")
+def test_the_kernels_compute_what_their_twins_do() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
