@@ -10,11 +10,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.experiments.helpers import write_toml
+from tests.experiments.helpers import results, write_toml
 from zeroforget.cli import app
-from zeroforget.experiments.display import Live
+from zeroforget.experiments.display import Lines, Live
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.runner import run
+from zeroforget.training import Progress
+from zeroforget.training.fit import Epoch
 
 
 def zeroforget(*words: object) -> str:
@@ -92,6 +94,42 @@ def test_a_terminal_sees_bars(tmp_path: Path) -> None:
     assert "epoch" in shown
     assert "left" in shown
     assert "finished before" in shown
+
+
+@pytest.mark.parametrize("kind", [Live, Lines])
+def test_runs_at_the_same_time_are_told_apart(kind: type[Lines], tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=kind is Live, width=160)
+    one, two, three = Experiment.load(write_toml(tmp_path), methods=["pulled"], seeds=[0, 1, 2]).runs()
+    epoch = Epoch(0, 0.1, 0.5, 0.5, 0.75, 1.0)
+    record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0}
+    with kind(console, 3, 2) as watch:
+        watch.notice("a word")
+        watch.loading("pictures", 3, 10)
+        for config in (one, two):
+            watch.run_begins(config, ["a", "b"], 0)
+            watch.running[config.folder].told = 0.0
+        watch.progress(one, Progress("a", 0, 0, 1, 4, 2, 4, 0.1, epoch), None)
+        watch.progress(two, Progress("a", 0, 0, 0, 4, 2, 4, 0.1, None), "lr-0.1")
+        if isinstance(watch, Live):
+            watch.bars.refresh()
+            assert watch.bars.tasks[0].completed == (1.5 / 4 + 0.5 / 4) / 2  # of three runs with two tasks each
+        watch.task_done(two, record)
+        watch.run_done(two, results(seed=1), False)
+        watch.run_begins(three, ["a", "b"], 1)
+        watch.run_failed(one, ValueError("its process was killed"))
+    shown = screen.getvalue()
+    title = "pulled on tests.experiments.helpers:three_digits"
+    assert "a word" in shown
+    assert f"[2/3] {title}, seed 1" in shown
+    assert f"  {title}, seed 1: task 1/2 a: 50.0 %, average 50.0 %, 1.0 s" in shown
+    assert f"[3/3] {title}, seed 2, going on after 1 of 2 tasks" in shown
+    assert f"[2/3] {title}, seed 0 failed: its process was killed" in shown
+    assert "epoch 2/4 loss 0.500 accuracy 75.0 %" in shown
+    if kind is Live:
+        assert "0/3 runs done" in shown
+        assert f"{title}, seed 0 · task 1/2" in shown
+        assert f"{title}, seed 1 · task 1/2 · lr-0.1" in shown
 
 
 def test_results_of_a_run_are_plain_json(tmp_path: Path) -> None:

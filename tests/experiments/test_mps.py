@@ -94,8 +94,7 @@ def test_where_it_does_not_start_one_line_says_so(
     with mps.sharing(said.append, client):
         assert os.environ[mps.PIPES] == str(tmp_path / "nobody")
     assert said == [f"CUDA's MPS did not start, so runs take turns on the GPU: {message}"]
-    if refuse == ":":
-        assert calls.read_text().splitlines()[-1] == "typed quit"
+    assert calls.read_text().splitlines()[-1] == "typed quit"
 
 
 def test_one_that_runs_is_used_and_left_alone(calls: Path, tmp_path: Path) -> None:

@@ -94,23 +94,6 @@ def epochs(out: Path) -> list[list[dict[str, Any]]]:
     ]
 
 
-def test_runs_side_by_side_find_the_same_bits_in_the_same_files(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    experiment = Experiment.load(write_toml(tmp_path, epochs=20))
-    serial = run(experiment, tmp_path / "serial")
-    seen = Seen()
-    parallel = run(experiment, tmp_path / "parallel", parallel=2, watch=seen)
-    assert [r.comparable() for r in parallel] == [r.comparable() for r in serial]
-    assert files(tmp_path / "parallel") == files(tmp_path / "serial")
-    assert epochs(tmp_path / "parallel") == epochs(tmp_path / "serial")
-    assert seen.most == 2
-    assert [event for event, _ in seen.events].count("task") == 3 * 2
-    assert not multiprocessing.active_children()
-    again = Seen()
-    assert run(experiment, tmp_path / "parallel", parallel=2, watch=again) == parallel
-    assert [event for event, _ in again.events] == ["repeated"] * 2
-
-
 def test_each_that_fails_is_named_and_the_others_finish(tmp_path: Path) -> None:
     experiment = Experiment.load(
         write_toml(tmp_path, epochs=1, more=FAILING), methods=["exploding", "killed", "broken", "finetuning"]
@@ -143,11 +126,8 @@ def test_the_number_of_runs_at_a_time_is_checked(tmp_path: Path) -> None:
         run(Experiment.load(write_toml(tmp_path)), tmp_path, parallel=0)
 
 
-# Stopped ----------------------------------------------------------------------------------------------------------
-
-
 class Stop(BaseException):
-    pass
+    """As abrupt as Ctrl-C."""
 
 
 class StopAfter(Watch):
@@ -164,17 +144,28 @@ class StopAfter(Watch):
             raise Stop
 
 
-def test_stopped_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stopped", [pytest.param(True, id="stopped"), pytest.param(False, id="in one go", marks=pytest.mark.soak)]
+)
+def test_runs_side_by_side_find_the_same_bits_in_the_same_files(stopped: bool, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    experiment = Experiment.load(write_toml(tmp_path, epochs=30))
-    with pytest.raises(Stop):
-        run(experiment, tmp_path / "cut", parallel=2, watch=StopAfter(2))
+    experiment = Experiment.load(write_toml(tmp_path, epochs=20))
+    serial = run(experiment, tmp_path / "serial")
+    if stopped:
+        with pytest.raises(Stop):
+            run(experiment, tmp_path / "parallel", parallel=2, watch=StopAfter(2))
+        assert not multiprocessing.active_children()
+        assert len(list((tmp_path / "parallel").rglob("results.json"))) < 2
+    seen = Seen()
+    parallel = run(experiment, tmp_path / "parallel", parallel=2, watch=seen)
+    assert [r.comparable() for r in parallel] == [r.comparable() for r in serial]
+    assert files(tmp_path / "parallel") == files(tmp_path / "serial")
+    assert epochs(tmp_path / "parallel") == epochs(tmp_path / "serial")
+    assert stopped or seen.most == 2
     assert not multiprocessing.active_children()
-    assert not list((tmp_path / "cut").rglob("results.json"))
-    whole = run(experiment, tmp_path / "whole")
-    resumed = run(experiment, tmp_path / "cut", parallel=2)
-    assert [r.comparable() for r in resumed] == [r.comparable() for r in whole]
-    assert epochs(tmp_path / "cut") == epochs(tmp_path / "whole")
+    again = Seen()
+    assert run(experiment, tmp_path / "parallel", parallel=2, watch=again) == parallel
+    assert [event for event, _ in again.events] == ["repeated"] * 2
 
 
 def command(toml: Path, out: Path) -> subprocess.Popen[str]:
@@ -214,7 +205,7 @@ def gone(pid: int) -> bool:
     ("number", "code"),
     [
         pytest.param(signal.SIGINT, 130, id="ctrl-c"),
-        pytest.param(signal.SIGKILL, -9, id="kill"),
+        pytest.param(signal.SIGKILL, -9, id="kill", marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, 143, id="term", marks=pytest.mark.soak),
     ],
 )

@@ -74,7 +74,8 @@ def _pid(folder: Path) -> int | None:
 
 
 def _end(folder: Path, names: dict[str, str]) -> None:
-    if (pid := _pid(folder)) is not None and _call([CONTROL], names, "quit\n"):
+    pid = _pid(folder)
+    if _call([CONTROL], names, "quit\n") and pid is not None:
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
     shutil.rmtree(folder, ignore_errors=True)
