@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks import transfer, transfer_docs
-from benchmarks.transfer_contestants import Adapting, Copying, FromScratch, Growing, bytes_of_growth, fresh
+from benchmarks import transfer, transfer_contestants, transfer_docs
+from benchmarks.transfer_contestants import Adapting, Classifier, Copying, FromScratch, Growing, bytes_of_growth, fresh
 from benchmarks.transfer_lora import Adapted, LowRank, capped, nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, one_cycle, train
 from zeroforget.core.adopt import adopt
 from zeroforget.data import Preparation, Split, Task
+from zeroforget.nets.resnet import ResNet
 from zeroforget.training import Regime
 
 SHAPE = (3, 16, 16)
@@ -34,10 +35,15 @@ def made_up(name: str, classes: int = 3, count: int = 8) -> Task:
     return Task(name, names, split, split, split, Preparation((0.5,) * 3, (0.25,) * 3, pad=2, flip=True))
 
 
+def small(shape: tuple[int, int, int], classes: int, width: float) -> Classifier:
+    """The same kind of network with two blocks instead of eight."""
+    return Classifier(ResNet((1, 1), False, shape, width=width), classes)
+
+
 @pytest.fixture
-def classifier() -> nn.Module:
+def classifier() -> Classifier:
     torch.manual_seed(0)
-    plain = fresh(SHAPE, 5, WIDTH)
+    plain = small(SHAPE, 5, WIDTH)
     plain(torch.randn(16, *SHAPE))  # batch statistics of its own
     return plain.requires_grad_(False).eval()
 
@@ -63,7 +69,7 @@ def test_grouped_convolutions_get_no_branch() -> None:
         LowRank(nn.Conv2d(4, 4, 3, groups=4), 1)
 
 
-def test_an_adapted_network_starts_with_the_features_of_the_one_in_service(classifier: nn.Module) -> None:
+def test_an_adapted_network_starts_with_the_features_of_the_one_in_service(classifier: Classifier) -> None:
     adapted = Adapted(classifier.features, 3, 2).eval()
     x = torch.randn(2, *SHAPE)
     assert torch.equal(adapted.features(x), classifier.features(x))
@@ -75,7 +81,7 @@ def test_an_adapted_network_starts_with_the_features_of_the_one_in_service(class
     assert nbytes(adapted.own()) == stored
 
 
-def test_the_rank_is_the_one_whose_bytes_are_closest(classifier: nn.Module) -> None:
+def test_the_rank_is_the_one_whose_bytes_are_closest(classifier: Classifier) -> None:
     sizes = {rank: nbytes(Adapted(classifier.features, 3, rank).own()) for rank in range(1, 9)}
     assert [rank_near(classifier.features, 3, sizes[rank] + 1) for rank in (1, 2, 3)] == [1, 2, 3]
     largest = Adapted(classifier.features, 3, 1000)
@@ -86,7 +92,7 @@ def test_the_rank_is_the_one_whose_bytes_are_closest(classifier: nn.Module) -> N
             assert module.down.out_channels == capped(module.plain, 1000)
 
 
-def test_bytes_of_growth_are_those_of_the_tensors_that_a_task_trains_and_its_statistics(classifier: nn.Module) -> None:
+def test_bytes_of_growth_are_those_of_the_tensors_that_a_task_trains_and_its_statistics(classifier: Classifier) -> None:
     net = adopt(classifier, torch.randn(2, *SHAPE), task="service")
     growing = Growing(net, 0.25)
     sizes = []
@@ -103,12 +109,15 @@ def test_bytes_of_growth_are_those_of_the_tensors_that_a_task_trains_and_its_sta
     assert net.tasks == ("service",)
 
 
-def test_contestants_leave_the_first_task_alone_and_learn(classifier: nn.Module) -> None:
+def test_contestants_leave_the_first_task_alone_and_learn(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = adopt(classifier, torch.randn(2, *SHAPE), task="service")
     x = torch.randn(4, *SHAPE)
     expected = classifier(x)
     assert torch.equal(net(x, 0), expected)
     regime = Regime(optimizer="adamw", lr=0.03, epochs=10, batch_size=8)
+    monkeypatch.setattr(transfer_contestants, "fresh", small)
     contestants = [Growing(net, 0.0), Growing(net, 0.2), Copying(classifier), Adapting(classifier, 2, "growth 20%")]
     for contestant in [*contestants, FromScratch(classifier, SHAPE, WIDTH)]:
         for name in ("two", "three"):
@@ -124,7 +133,13 @@ def test_contestants_leave_the_first_task_alone_and_learn(classifier: nn.Module)
                 assert contestant.answer()(x).shape == (4, 3)
 
 
-def test_a_trial_is_taken_back(classifier: nn.Module) -> None:
+def test_a_network_in_service_is_a_resnet_with_batch_norms() -> None:
+    plain = fresh((3, 64, 64), 5, WIDTH)
+    assert plain(torch.randn(2, 3, 64, 64)).shape == (2, 5)
+    assert plain.features.stem(torch.randn(2, 3, 64, 64)).shape == (2, 4, 32, 32)
+
+
+def test_a_trial_is_taken_back(classifier: Classifier) -> None:
     net = adopt(classifier, torch.randn(2, *SHAPE), task="service")
     growing = Growing(net, 0.2)
     growing.begin(made_up("two"))
@@ -151,6 +166,8 @@ def test_a_race_writes_down_what_it_found_and_the_page_shows_it(
     tasks = [made_up("service", 5), *(made_up(name) for name in ("two", "three", "four"))]
     monkeypatch.setattr(transfer, "tasks_of", lambda *_: tasks)
     monkeypatch.setattr(transfer, "SHAPE", SHAPE)
+    monkeypatch.setattr(transfer, "fresh", small)
+    monkeypatch.setattr(transfer_contestants, "fresh", small)
     size = replace(transfer.QUICK, first=5, classes=3, width=WIDTH, first_epochs=1, epochs=1, rates=(1e-3, 1e-2))
     args = transfer.arguments(["--device", "cpu", "--quick"])
     race = transfer.Race(size, 0, "cpu", False, None)
