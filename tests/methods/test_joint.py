@@ -92,3 +92,18 @@ def test_restart_begins_at_the_first_network_and_is_undone_when_interrupted() ->
     for name, value in method.net.state_dict().items():
         torch.testing.assert_close(value, start[name], rtol=0, atol=1e-6)
         assert not torch.allclose(value, learned[f"net.{name}"], atol=1e-3)
+
+
+def test_training_may_begin_with_the_last_task_and_is_then_that_of_all_data_at_once() -> None:
+    tasks = helpers.tasks()
+    waiting = Joint(helpers.plain_net(), helpers.EXAMPLE, begin=len(tasks))
+    first = {name: tensor.clone() for name, tensor in waiting.net.state_dict().items()}
+    logs = []
+    for k, task in enumerate(tasks):
+        if k == len(tasks) - 1:
+            assert all(torch.equal(tensor, first[name]) for name, tensor in waiting.net.state_dict().items())
+        logs.append(helpers.learn(waiting, task, tasks[:k], regime=Regime(epochs=3)))
+    assert [len(log.epochs) for log in logs] == [0] * (len(tasks) - 1) + [3]
+    whole = merged(tasks)
+    assert max(int(y) for y in whole.train.labels) + 1 == sum(spec.classes for spec in waiting.specs)
+    assert logs[-1].epochs[-1].loss < logs[-1].epochs[0].loss

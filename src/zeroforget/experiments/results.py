@@ -91,6 +91,11 @@ class Results:
         """How many epochs each task was trained for."""
         return [len(log["epochs"]) for log in self.logs]
 
+    @property
+    def trained(self) -> list[bool]:
+        """Whether each task was trained in its turn, or waited for a later one."""
+        return [not str(log["stopped"]).startswith("waits") for log in self.logs]
+
     def forward_transfer(self, alone: Sequence[float]) -> float:
         """What the past gave to the new: mean over tasks 2, 3, ... of its accuracy right after learning, less `alone`.
 

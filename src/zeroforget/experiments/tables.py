@@ -12,6 +12,7 @@ TITLES = {
     "finetuning": "Finetuning",
     "freezing": "Freezing",
     "joint": "Joint",
+    "joint-scratch": "Joint, from scratch",
     "lwf": "LwF",
     "lfl": "LfL",
     "pnn": "PNN",
@@ -28,12 +29,14 @@ TITLES = {
     "packnet": "PackNet",
     "tfm-nofn": "TFM w/o FN",
     "tfm": "TFM",
+    "tfm-nofn-search": "TFM w/o FN, searched",
+    "tfm-search": "TFM, searched",
 }
-"""Names as the paper prints them, in its order; other methods follow under their own."""
+"""Names as the paper prints them, in its order, and those of our own; other methods follow under their labels."""
 
-BASELINES = ("finetuning", "freezing", "joint")
-UPPER_BOUNDS = ("joint", "alone")
-"""Not in the contest for the best average: one sees old data, the other keeps a network a task."""
+BASELINES = ("finetuning", "freezing", "joint", "joint-scratch")
+UPPER_BOUNDS = ("joint", "joint-scratch", "alone")
+"""Not in the contest for the best average: they see old data, or keep a network a task."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,8 @@ def _row(runs: Sequence[Results], average_from: int) -> Row:
     cells = []
     for k in range(len(runs[0].tasks)):
         accuracies = [100 * r.final[k] for r in runs]
-        forgotten = 100 * mean([r.forgetting[k] for r in runs])
+        # A task that was not trained in its turn (joint from scratch) has nothing to compare with.
+        forgotten = 100 * mean([r.forgetting[k] for r in runs]) if runs[0].trained[k] else None
         cells.append(Cell(mean(accuracies), forgotten, deviation(accuracies) if several else None))
     cells.append(_average(runs, average_from))
     return Row(runs[0].method, tuple(cells), len(runs))

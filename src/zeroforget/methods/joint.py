@@ -24,15 +24,18 @@ class Joint(Method):
 
     Options:
         restart: begin at the first network again for every task, instead of going on from the last one.
+        begin: the task, counted from 1, with which training begins; those before it only wait, and are learned then.
+            With the number of all tasks, one training from scratch on all data.
     """
 
     name = "joint"
     uses_past_data = True
     graph_safe = True
 
-    def __init__(self, net: nn.Module, example: Tensor, *, restart: bool = False) -> None:
+    def __init__(self, net: nn.Module, example: Tensor, *, restart: bool = False, begin: int = 1) -> None:
         super().__init__(net, example)
         self.restart = restart
+        self.begin = begin
         self.start = copy.deepcopy(net).requires_grad_(False) if restart else None
         self._past: tuple[Task, ...] | None = None
 
@@ -68,6 +71,8 @@ class Joint(Method):
 
     def train_task(self, task: Task, fit: Fit) -> FitLog:
         """One task out of all of them."""
+        if len(self.specs) < self.begin:
+            return FitLog(stopped=f"waits for task {self.begin}")
         if self.restart:
             self._begin_again(fit)
         return fit(self, merged([*(self._past or ()), task]), len(self.specs) - 1)
