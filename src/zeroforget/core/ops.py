@@ -147,7 +147,7 @@ def _scaled(scale: Tensor, block: Block, *grads: Tensor | None) -> list[Tensor |
 def _scale_gradients(g: Tensor, out: Tensor, scaling: Scaling, channel: int) -> tuple[Tensor, Tensor]:
     """dγ = Σ g · y and dβ = Σ g, where y = (out − β) / γ is the layer's output before it was scaled."""
     inverse = scaling.scale.reciprocal()
-    if g.is_cuda and channel == 1:
+    if g.is_cuda and channel == 1 and g.dtype != torch.float64:
         # The reduction of a batch norm's backward is just this, in one pass over both tensors.
         _, _, by_scale, total = torch.batch_norm_backward_reduce(
             g, out, scaling.shift.float(), inverse.float(), scaling.scale.float(), False, True, True
