@@ -102,7 +102,7 @@ def test_training_may_begin_with_the_last_task_and_is_then_that_of_all_data_at_o
     for k, task in enumerate(tasks):
         if k == len(tasks) - 1:
             assert all(torch.equal(tensor, first[name]) for name, tensor in waiting.net.state_dict().items())
-        logs.append(helpers.learn(waiting, task, tasks[:k], regime=Regime(epochs=3)))
+        logs.append(waiting.learn(task, Fit(Regime(epochs=3)), tasks[:k]))
     assert [len(log.epochs) for log in logs] == [0] * (len(tasks) - 1) + [3]
     whole = merged(tasks)
     assert max(int(y) for y in whole.train.labels) + 1 == sum(spec.classes for spec in waiting.specs)
