@@ -170,11 +170,12 @@ class GrowingNetwork(nn.Module):
             else:
                 tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
         self._remember_buffers()
+        widths = self._widths(task)
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
                 module.add_task(self._births, task)
             elif isinstance(module, GrowingNorm):
-                module.add_task(self._births, task, self._numbers(path, module._model[0], task))
+                module.add_task(self._births, task, self._numbers(path, module._model[0], widths))
         self._resize(task)
         if task > 0:
             seal(self.heads[-1])
@@ -279,9 +280,10 @@ class GrowingNetwork(nn.Module):
         number = self.number(task)
         features = copy.deepcopy(self._skeleton[0])
         made: dict[int, nn.Module] = {}
+        widths = self._widths(number)
         for path, module in list(features.named_modules(remove_duplicate=False)):
             if id(module) not in made:
-                made[id(module)] = self._plain(module, path, number)
+                made[id(module)] = self._plain(module, path, number, widths)
             if made[id(module)] is not module:
                 features = _replace(features, path, made[id(module)])
         head = copy.deepcopy(self.heads[number])
@@ -337,9 +339,8 @@ class GrowingNetwork(nn.Module):
             if isinstance(module, GrowingTensor):
                 yield module
 
-    def _numbers(self, path: str, module: nn.Module, task: int) -> dict[str, Any]:
-        """The sizes that the module at `path` remembers for a task."""
-        widths = self._widths(task)
+    def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
+        """The sizes that the module at `path` remembers where the axes have these widths."""
         prefix = f"{path}." if path else ""
         own = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
         shapes = {
@@ -356,18 +357,19 @@ class GrowingNetwork(nn.Module):
 
     def _resize(self, task: int) -> None:
         """Modules of the user's own remember the sizes of a task."""
+        widths = self._widths(task)
         for path, module in self._skeleton[0].named_modules():
             live = self._live(path)
             if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
-                for attribute, value in self._numbers(path, module, task).items():
+                for attribute, value in self._numbers(path, module, widths).items():
                     setattr(live, attribute, value)
                 for name, buffer in live._buffers.items():
                     if buffer is not None:
-                        live._buffers[name] = self._sized(path, name, buffer, task)
+                        live._buffers[name] = self._sized(path, name, buffer, widths)
 
-    def _sized(self, path: str, name: str, buffer: Tensor, task: int) -> Tensor:
-        """A buffer of the user's own for a task. One that grows holds the same number everywhere."""
-        labels, widths = self.axes.tensors[f"{path}.{name}" if path else name], self._widths(task)
+    def _sized(self, path: str, name: str, buffer: Tensor, widths: Mapping[str, int]) -> Tensor:
+        """A buffer of the user's own at these widths. One that grows holds the same number everywhere."""
+        labels = self.axes.tensors[f"{path}.{name}" if path else name]
         shape = [label_size(label, widths) for label in labels]
         return buffer if list(buffer.shape) == shape else buffer.flatten()[0].expand(shape).clone()
 
@@ -392,7 +394,7 @@ class GrowingNetwork(nn.Module):
             path, _, name = key.rpartition("/")
             self.body.get_submodule(path.replace("/", ".")).__dict__.pop(name, None)
 
-    def _plain(self, module: nn.Module, path: str, task: int) -> nn.Module:
+    def _plain(self, module: nn.Module, path: str, task: int, widths: Mapping[str, int]) -> nn.Module:
         """A task's own version of a module of the skeleton: changed in place, or another one for a normalization."""
         live = self._live(path)
         if live is None:
@@ -414,8 +416,8 @@ class GrowingNetwork(nn.Module):
             for name, buffer in live._buffers.items():
                 if buffer is not None:
                     value = buffer if kept is None else kept.get_buffer(_key(path, name))
-                    set_tensor(module, name, self._sized(path, name, value, task).clone())
-        for attribute, value in self._numbers(path, module, task).items():
+                    set_tensor(module, name, self._sized(path, name, value, widths).clone())
+        for attribute, value in self._numbers(path, module, widths).items():
             setattr(module, attribute, value)
         return module
 
