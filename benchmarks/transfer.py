@@ -64,6 +64,8 @@ class Size:
     batch: int = 128
     trial_epochs: int = 5
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+    align: int = 1
+    """Growing networks keep their widths at multiples of this."""
 
 
 QUICK = Size(
@@ -135,7 +137,11 @@ class Race:
         regime = self.regime(
             "sgd", size.first_rate, size.first_epochs, size.first_batch, momentum=0.9, weight_decay=5e-4
         )
-        took = train(classifier, lambda: dict(classifier.state_dict()), self.first, regime, self.seed)
+
+        def told(epoch: int, loss: float, seconds: float) -> None:
+            self.say(f"in service: epoch {epoch} of {size.first_epochs}, loss {loss:.3f}, {seconds:.1f} s")
+
+        took = train(classifier, lambda: dict(classifier.state_dict()), self.first, regime, self.seed, told)
         # Trained with channels last; answers are compared bit for bit in the usual order.
         classifier.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         classifier.requires_grad_(False).eval()
@@ -148,7 +154,8 @@ class Race:
         """The same network as the first task of one that grows, compared on the device and before that."""
         self.expected = self.probe(classifier)
         start = time.perf_counter()
-        net = adopt(classifier.cpu(), torch.randn(2, *SHAPE), task=self.first.name, classes=self.first.classes)
+        example = torch.randn(2, *SHAPE)
+        net = adopt(classifier.cpu(), example, task=self.first.name, classes=self.first.classes, align=self.size.align)
         seconds = time.perf_counter() - start
         net.to(self.device)
         classifier.to(self.device)
@@ -242,6 +249,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data-root", type=Path, help="the folder with tiny-imagenet-200")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--align", type=int, default=1, help="keep growing widths at multiples of this")
     parser.add_argument("--quick", action="store_true", help="a size that proves nothing but runs in a minute")
     parser.add_argument("--eager", action="store_true", help="on a GPU: do not record steps as CUDA graphs")
     parser.add_argument("--out", type=Path, help="a JSON file for the results, written anew as they come")
@@ -257,7 +265,7 @@ def main() -> None:
             sys.exit("--docs needs --out FILE, the results to fill the page from")
         transfer_docs.write(args.docs, args.out)
         return
-    size = QUICK if args.quick else Size()
+    size = replace(QUICK if args.quick else Size(), align=args.align)
     found = about(args, size)
     for seed in args.seeds:
         race = Race(size, seed, args.device, args.eager, args.data_root)

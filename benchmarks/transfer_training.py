@@ -18,6 +18,10 @@ from zeroforget.training import Regime
 from zeroforget.training.graphs import CapturedStep
 from zeroforget.training.seeding import generator, seeded
 
+Moving = Callable[[], dict[str, Tensor]]
+Told = Callable[[int, float, float], None]
+"""Hears after each epoch how many are done, the mean loss, and the seconds it took."""
+
 WARM = 0.25
 """The share of training in which the rate rises."""
 SMOOTHING = 0.1
@@ -39,62 +43,87 @@ def one_cycle(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - WARM) / (1 - WARM)))
 
 
-def train(model: nn.Module, moving: Callable[[], dict[str, Tensor]], task: Task, regime: Regime, seed: int) -> Took:
-    """Train what requires gradients. Batches depend on the seed, the task and the epoch alone: all see the same ones.
+class Training:
+    """What requires gradients in a model learns a task. `moving` names all tensors that a step changes.
 
-    An epoch's images are augmented at once and lie on the device, so that a step is the network and nothing else.
+    Batches depend on the seed, the task and the epoch alone: all contestants see the same ones. An epoch's images are
+    augmented at once and lie on the device, so that a step is the network and nothing else.
     """
-    began, times = time.perf_counter(), []
-    device, size = torch.device(regime.device), min(regime.batch_size, len(task.train))
-    steps = len(task.train) // size
-    if device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.train()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = regime.make_optimizer(parameters, regime.lr, captured=regime.can_capture())
-    images = torch.empty(len(task.train), *_shape(task), device=device)
-    labels = task.train.labels.to(device)
 
-    def step(rows: Tensor) -> Tensor:
-        x, y = images[rows], labels[rows]
-        if device.type == "cuda":
+    def __init__(self, model: nn.Module, moving: Moving, task: Task, regime: Regime, seed: int) -> None:
+        self.model, self.moving, self.task, self.regime, self.seed = model, moving, task, regime, seed
+        self.device = torch.device(regime.device)
+        self.size = min(regime.batch_size, len(task.train))
+        self.steps = len(task.train) // self.size  # what is left over waits for another epoch's shuffling
+        if self.device.type == "cuda":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = regime.make_optimizer(parameters, regime.lr, captured=regime.can_capture())
+        self.images = torch.empty(len(task.train), *_shape(task), device=self.device)
+        self.labels = task.train.labels.to(self.device)
+
+    def step(self, rows: Tensor) -> Tensor:
+        """A step on the images at these places; its loss."""
+        x, y = self.images[rows], self.labels[rows]
+        if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
-        with regime.autocast():
-            loss = F.cross_entropy(model(x), y, label_smoothing=SMOOTHING)
-        optimizer.zero_grad()
+        with self.regime.autocast():
+            loss = F.cross_entropy(self.model(x), y, label_smoothing=SMOOTHING)
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        self.optimizer.step()
         return loss.detach()
 
-    act = step
-    mean = math.nan
-    with regime.arithmetic():
-        for epoch in range(regime.epochs):
-            start = time.perf_counter()
-            _augment(task, images, seed, epoch)
-            if epoch == 0 and regime.can_capture():
-                _set_rate(optimizer, 0.0)
-                act = CapturedStep(step, size, moving(), optimizer)
-            order = torch.randperm(len(images), generator=generator("order", seed, task.name, epoch)).to(device)
-            total = torch.zeros((), device=device)
-            for number, rows in enumerate(order[: steps * size].split(size)):
-                _set_rate(optimizer, regime.lr * one_cycle((epoch + number / steps) / regime.epochs))
-                total += act(rows)
-            mean = float(total) / steps  # waits for the device
-            times.append(time.perf_counter() - start)
-    ms = 1000 * statistics.median(times) / steps
-    return Took(time.perf_counter() - began, ms, mean)
+    def run(self, told: Told) -> float:
+        """All epochs; the last one's mean loss."""
+        self.model.train()
+        act: Callable[[Tensor], Tensor] = self.step
+        mean = math.nan
+        with self.regime.arithmetic():
+            for epoch in range(self.regime.epochs):
+                start = time.perf_counter()
+                self._augment(epoch)
+                if epoch == 0 and self.regime.can_capture():
+                    _set_rate(self.optimizer, 0.0)
+                    act = CapturedStep(self.step, self.size, self.moving(), self.optimizer)
+                mean = self._epoch(epoch, act)
+                told(epoch + 1, mean, time.perf_counter() - start)
+        return mean
+
+    def _epoch(self, epoch: int, act: Callable[[Tensor], Tensor]) -> float:
+        order = torch.randperm(len(self.images), generator=generator("order", self.seed, self.task.name, epoch))
+        total = torch.zeros((), device=self.device)
+        for number, rows in enumerate(order.to(self.device)[: self.steps * self.size].split(self.size)):
+            done = (epoch + number / self.steps) / self.regime.epochs
+            _set_rate(self.optimizer, self.regime.lr * one_cycle(done))
+            total += act(rows)
+        return float(total) / self.steps  # waits for the device
+
+    def _augment(self, epoch: int) -> None:
+        with seeded("augment", self.seed, self.task.name, epoch):
+            for index in torch.arange(len(self.images)).split(8192):
+                raw, _ = self.task.train.batch(index)
+                self.images[int(index[0]) : int(index[-1]) + 1] = self.task.prepare.train(raw.to(self.device))
+
+
+def train(
+    model: nn.Module, moving: Moving, task: Task, regime: Regime, seed: int, told: Told = lambda *_: None
+) -> Took:
+    """Train, and take the time."""
+    began, times = time.perf_counter(), []
+
+    def note(epoch: int, loss: float, seconds: float) -> None:
+        times.append(seconds)
+        told(epoch, loss, seconds)
+
+    training = Training(model, moving, task, regime, seed)
+    loss = training.run(note)
+    ms = 1000 * statistics.median(times) / training.steps
+    return Took(time.perf_counter() - began, ms, loss)
 
 
 def _shape(task: Task) -> tuple[int, ...]:
     return tuple(task.prepare.test(task.train.batch(torch.arange(1))[0]).shape[1:])
-
-
-def _augment(task: Task, images: Tensor, seed: int, epoch: int) -> None:
-    with seeded("augment", seed, task.name, epoch):
-        for index in torch.arange(len(images)).split(8192):
-            raw, _ = task.train.batch(index)
-            images[int(index[0]) : int(index[-1]) + 1] = task.prepare.train(raw.to(images.device))
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
