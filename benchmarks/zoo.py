@@ -1,8 +1,9 @@
 """Converts every classification model of torchvision and one of each large family of timm, and proves each.
 
-    PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --minutes 6 --workers 16
+    PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --minutes 60 --workers 2
 
 Needs torchvision or timm, or both; no weights are fetched. Each model runs in a process of its own with a time limit.
+`--resume` goes on with an earlier run: what came out well is not done again.
 `--docs docs/architectures.md` writes the table of a results file (`--out`) without running anything.
 """
 
@@ -11,10 +12,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from benchmarks.zoo_models import Choice, choices
 MEMORY = 0.85
 """The share of the machine's memory that conversions may take together."""
 COPIES = 6
-"""Bytes a conversion takes, in float64 copies of the network."""
+"""What a conversion takes, in copies of the network."""
 GOOD = ("grown", "grown in part", "refused")
 
 
@@ -54,28 +55,26 @@ class Row:
     adopted: bool = False
     """The classifier was adopted with its own head, its logits bit-equal."""
     seconds: float = 0.0
-    """To convert and prove."""
+    """To convert and prove, on one CPU thread."""
     trained: float = 0.0
     """To grow by a second task and take one step."""
+    commit: str = ""
+    """The code that did it."""
 
 
 def main() -> None:
     """Read the command line and do what it says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the results, as JSON")
-    parser.add_argument("--minutes", type=float, default=6.0, help="when to stop; what has not run by then is said so")
+    parser.add_argument("--resume", action="store_true", help="keep what --out holds that came out well")
+    parser.add_argument("--minutes", type=float, default=60.0, help="when to stop; what has not run by then is said so")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--only", default="", help="only models whose library/name contains this")
     parser.add_argument("--families", type=int, default=60, help="how many of timm's families, largest first")
     parser.add_argument("--docs", type=Path, help="write the table of the results here and do nothing else")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        from benchmarks.zoo_one import convert
-
-        args.out.write_text(json.dumps(convert(Choice(**json.loads(args.one)))))
-    elif args.docs:
+    if args.docs:
         from benchmarks.zoo_docs import write
 
         write(args.docs, args.out)
@@ -86,7 +85,11 @@ def main() -> None:
 def run(args: argparse.Namespace) -> None:
     """Every chosen model in a process of its own; the results so far are written down after each."""
     began = time.monotonic()
-    chosen = [c for c in choices(args.families) if args.only in f"{c.library}/{c.model}"]
+    chosen = choices(args.families)
+    names = {(c.library, c.model) for c in chosen}
+    rows = [row for row in _earlier(args.out, args.resume) if (row["library"], row["model"]) in names]
+    done = {(row["library"], row["model"]) for row in rows}
+    chosen = [c for c in chosen if args.only in f"{c.library}/{c.model}" and (c.library, c.model) not in done]
     if not chosen:
         raise SystemExit("no model to convert: install torchvision or timm, or check --only")
     facts = {
@@ -98,19 +101,26 @@ def run(args: argparse.Namespace) -> None:
     }
     end = began + 60 * args.minutes
     memory = Memory(MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    rows: list[dict[str, object]] = []
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    _prepare()
     with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
         jobs = [pool.submit(_one, choice, memory, end, args.limit) for choice in chosen]
-        for job in concurrent.futures.as_completed(jobs):
+        for count, job in enumerate(concurrent.futures.as_completed(jobs), 1):
             row = job.result()
             rows.append(row)
-            print(f"[{len(rows)}/{len(jobs)}] {row['library']}/{row['model']}: {row['status']} {row['why']}"[:300])
+            print(
+                f"[{count}/{len(jobs)}] {row['library']}/{row['model']}: {row['status']} {row['why']}"[:300], flush=True
+            )
             rows.sort(key=lambda r: (str(r["library"]), str(r["model"])))
-            total = {"seconds": round(time.monotonic() - began, 1)}
-            args.out.write_text(json.dumps(facts | total | {"models": rows}, indent=1) + "\n")
+            args.out.write_text(json.dumps(facts | {"models": rows}, indent=1) + "\n")
     for line in table(rows):
         print(line)
+
+
+def _earlier(out: Path, resume: bool) -> list[dict[str, object]]:
+    """The rows of an earlier run that need not be made again."""
+    found = json.loads(out.read_text())["models"] if resume and out.is_file() else []
+    return [row for row in found if row["status"] in GOOD]
 
 
 class Memory:
@@ -138,8 +148,8 @@ class Memory:
 
 
 def _one(choice: Choice, memory: Memory, end: float, limit: float) -> dict[str, object]:
-    row = asdict(Row(choice.library, choice.family, choice.model))
-    amount = memory.take(choice.weights * 8 * COPIES + 1.5e9, end)
+    row = asdict(Row(choice.library, choice.family, choice.model, commit=_commit()))
+    amount = memory.take(choice.weights * 4 * COPIES + 1.5e9, end)
     left = end - time.monotonic()
     if amount is None or left < 5:
         return row | {"status": "time", "why": "there was no time left to begin it"}
@@ -149,21 +159,31 @@ def _one(choice: Choice, memory: Memory, end: float, limit: float) -> dict[str, 
         memory.give(amount)
 
 
+def _prepare() -> None:
+    """Import the libraries once, in a server whose forks do the work, each on one thread and without a GPU."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload(["torchvision.models", "timm", "benchmarks.zoo_one"])
+
+
 def _process(choice: Choice, seconds: float) -> dict[str, object]:
-    threads = "4" if choice.weights > 60e6 else "2" if choice.library == "timm" else "1"
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "row.json"
-        command = [sys.executable, "-m", "benchmarks.zoo", "--out", str(out), "--one", json.dumps(asdict(choice))]
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
-        except subprocess.TimeoutExpired:
+    from benchmarks.zoo_one import answer
+
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.Process(target=answer, args=(choice, there))
+    process.start()
+    there.close()
+    try:
+        if not here.poll(seconds):
             return {"status": "time", "why": f"it took more than {seconds:.0f} s"}
-        if done.returncode or not out.is_file():
-            last = done.stderr.strip().splitlines()[-6:] or [f"exit status {done.returncode}"]
-            return {"status": "error", "why": " | ".join(last)[-900:]}
-        found: dict[str, object] = json.loads(out.read_text())
+        found: dict[str, object] = here.recv()
         return found
+    except EOFError:
+        process.join()
+        return {"status": "error", "why": f"the process ended with status {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
 
 
 def table(rows: list[dict[str, object]]) -> Iterator[str]:

@@ -31,7 +31,7 @@ the start of a later task is not the very function of the one before.
 NONE = """
 The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, which runs where either is installed:
 
-    PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --minutes 6 --workers 16
+    PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --minutes 60 --workers 2
     PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --docs docs/architectures.md
 """
 
@@ -44,12 +44,14 @@ def write(page: Path, results: Path) -> None:
 
 def _results(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    commits = " and ".join(sorted({row["commit"] for row in found["models"]}))
     lines = [
         "\n## Models of torchvision and timm\n",
         f"Converted, proved, grown by a second task and compared bit for bit on {found['date'][:10]} ({versions}; "
-        f"commit {found['commit']}) by\n\n    {found['command']}\n",
-        "*Axes* are runs of features that grow on their own; *kept* are layers whose width stays. Seconds are for "
-        "converting and proving on one to four CPU threads, at the small input size given.\n",
+        f"commit {commits}) by\n\n    {found['command']}\n",
+        "*Axes* are runs of features that grow on their own; *kept* are layers whose width stays. Seconds are of "
+        "processor time on one thread, for converting and proving at the small input size given. Models of "
+        "torchvision are classifiers and were adopted with their heads; of timm, the feature extractor was grown.\n",
     ]
     for library in sorted({row["library"] for row in found["models"]}):
         rows = [row for row in found["models"] if row["library"] == library]

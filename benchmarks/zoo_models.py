@@ -53,8 +53,8 @@ class Choice:
 
 
 def choices(families: int) -> list[Choice]:
-    """All of torchvision's classification models, largest first, and one of each of timm's largest families."""
-    return sorted([*_torchvision(), *_timm(families)], key=lambda c: -c.weights)
+    """All of torchvision's classification models and one of each of timm's largest families, smallest first."""
+    return sorted([*_torchvision(), *_timm(families)], key=lambda c: c.weights)
 
 
 def _torchvision() -> Iterator[Choice]:
@@ -75,7 +75,7 @@ def _timm(families: int) -> Iterator[Choice]:
     found = {family: [n for n in timm.list_models(module=family) if "test_" not in n] for family in timm.list_modules()}
     largest = sorted((f for f in found if found[f]), key=lambda f: (-len(found[f]), f))[:families]
     for family in largest:
-        yield Choice("timm", family, min(found[family], key=_order), 40e6)
+        yield Choice("timm", family, min(found[family], key=_order), 20e6)
 
 
 def _order(name: str) -> tuple[float, int, str]:
