@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +70,7 @@ class Floor(nn.Module):
 
 
 def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str, Step]:
-    """Every side of the comparison, captured."""
+    """Every side of the comparison, captured. "first task" is fine-tuning by our own operators: all is newborn."""
     torch.manual_seed(0)
     device, shape = args.device, tuple(args.shape)
     x = torch.randn(args.batch, *shape, device=device)
@@ -78,12 +82,13 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
         net = _laid_out(build(args.network, shape, width=args.width).to(device), layout)
         return net, nn.Linear(_features(net, x), CLASSES, device=device)
 
-    def growing(fn: str, align: int) -> GrowingNetwork:
+    def growing(fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
         net = build(args.network, shape, width=args.width)
         grown = grow(net, torch.randn(2, *shape), fn=fn)
-        born = {axis: newborn(full, frozen, align) for axis, full in grown.axes.sizes.items()}
+        born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
         grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
-        grown.add_task("new", CLASSES, growth=born)
+        if tasks > 1:
+            grown.add_task("new", CLASSES, growth=born)
         _laid_out(grown.to(device), layout)
         return grown.train()
 
@@ -94,6 +99,7 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
         steps[name] = captured(step_of(model.train(), x, y, bf16, optimizer, *more))
 
     enter("finetuning", nn.Sequential(*plain()), True)
+    enter("first task", growing("none", 1, tasks=1), True, "old")
     enter("floor", Floor(*plain()), False)
     enter("naive", NaiveMasks(*plain(), frozen), True)
     for align in args.align:
@@ -142,8 +148,25 @@ def main() -> None:
     for row in rows:
         print(f"{row['precision']:5} {row['frozen']:4} {row['step']:12} {row['ms']:9.3f} ms {row['ratio']:6.3f}")
     if args.out:
-        facts = {"args": {k: str(v) for k, v in vars(args).items()}, "torch": torch.__version__, "rows": rows}
-        args.out.write_text(json.dumps(facts, indent=1))
+        args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
+
+
+def facts_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Where and how something was measured."""
+    return {
+        "command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "args": {k: str(v) for k, v in vars(args).items() if k != "out"},
+        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "commit": os.environ.get("ZEROFORGET_COMMIT") or _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

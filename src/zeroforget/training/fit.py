@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -74,6 +74,16 @@ class FitLog:
         """The validation accuracy of the weights that were kept."""
         return self.epochs[self.best].val_accuracy if self.best >= 0 else math.nan
 
+    def until(self, count: int) -> FitLog:
+        """The log as it was after so many epochs."""
+        if len(self.epochs) <= count:
+            return self
+        epochs = self.epochs[:count]
+        best = self.best
+        if best >= count:  # kept is the first with the lowest loss, or, where the last one is, the last
+            best = min(range(count), key=lambda n: epochs[n].val_loss, default=-1)
+        return FitLog(epochs, best, "", sum(e.seconds for e in epochs))
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return asdict(self)
@@ -99,74 +109,136 @@ class Progress:
     last: Epoch | None
 
 
+Hopeless = Callable[[list[FitLog]], Iterable[int]]
+"""Of learners that train side by side: given their logs up to the same epoch, the positions of those to stop."""
+
+
 @dataclass
 class Fit:
     """Trains a method on a task under one regime: `fit(method, task, index)`.
 
     Everything random follows from `seed`. With a `folder`, each epoch leaves a checkpoint there and a second run of the
-    same calls goes on from the last finished one.
+    same calls goes on from the last finished one. `progress` hears of each epoch and, in between, of steps, `pause`
+    seconds apart.
     """
 
     regime: Regime = field(default_factory=Regime)
     seed: int = 0
     progress: Callable[[Progress], None] | None = None
     folder: Path | None = None
+    pause: float = 0.0
     _phases: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, learner: Learner, task: Task, index: int, **changes: Any) -> FitLog:
         """Train; `changes` override parts of the regime for this call only, such as lr=0.005."""
+        return self.race([learner], task, index, **changes)[0]
+
+    def race(
+        self, learners: Sequence[Learner], task: Task, index: int, hopeless: Hopeless | None = None, **changes: Any
+    ) -> list[FitLog]:
+        """Train several, an epoch each in turn. After each round `hopeless` names those to stop, as they are.
+
+        It sees what a run that was never interrupted would show it, so a resumed race is decided alike.
+        """
         task.check()
-        phase = self._phases[index]
+        regime = replace(self.regime, **changes)
+        device = torch.device(regime.device)
+        splits = _resident(task.train, device), _resident(task.val, device)
+        loops = [_Loop(self, regime, learner, task, index, self._next(index), *splits) for learner in learners]
+        try:
+            for loop in loops:
+                loop.begin()
+            rounds = 0
+            while any(loop.active() for loop in loops):
+                rounds += 1
+                for loop in loops:
+                    if loop.active() and len(loop.log.epochs) < rounds:
+                        loop.epoch()
+                for position in hopeless([loop.log.until(rounds) for loop in loops]) if hopeless else ():
+                    loops[position].give_up()
+        except BaseException:  # Ctrl-C included: nobody is left with half-trained weights
+            for loop in loops:
+                loop.undo()
+            raise
+        return [loop.finish() for loop in loops]
+
+    def _next(self, index: int) -> int:
+        """The number of this phase of a task's training."""
         self._phases[index] += 1
-        file = None if self.folder is None else Checkpoint(self.folder / f"phase-{phase:03d}.safetensors")
-        return _Loop(self, replace(self.regime, **changes), learner, task, index, phase, file).run()
+        return self._phases[index] - 1
 
 
 @dataclass
 class _Loop:
+    """One learner's training, an epoch at a time."""
+
     fit: Fit
     regime: Regime
     learner: Learner
     task: Task
     index: int
     phase: int
-    file: Checkpoint | None
+    train_split: Split
+    val_split: Split
 
-    def run(self) -> FitLog:
+    def __post_init__(self) -> None:
+        folder = self.fit.folder
+        self.file = None if folder is None else Checkpoint(folder / f"phase-{self.phase:03d}.safetensors")
         self.log = FitLog()
         self.lr = self.regime.lr
         self.best_loss = math.inf
         self.waited = 0
-        self.save_again = 0.0
+        self.told = -math.inf
         self.device = torch.device(self.regime.device)
+        self.on_cpu = self.device.type == "cpu"
+        self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
+        self.recorded: dict[tuple[int, object], CapturedStep] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.start: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Make the optimizer, and go to where an interrupted run stopped."""
         if self.device.type == "cuda" and isinstance(self.learner, nn.Module):
             self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.train_split = _resident(self.task.train, self.device)
-        self.val_split = _resident(self.task.val, self.device)
-        self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
         self.parameters = [p for p in self.learner.trainable() if p.requires_grad]
         self.captured = self.regime.can_capture() and self.learner.graph_safe and bool(self.parameters)
-        self.recorded: dict[tuple[int, object], CapturedStep] = {}
-        self.optimizer = None
         if self.parameters:
             self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.captured)
         self.learner.smoothing = self.regime.label_smoothing
-        start = _copy(self.learner.moving())
-        self.best = start
+        self.best = self.start = _copy(self.learner.moving())
         self._resume()
-        try:
-            while not self.log.stopped:
-                self._epoch(len(self.log.epochs))
-        except BaseException:  # Ctrl-C included: nobody is left with half-trained weights
-            _restore(self.learner.moving(), start)
-            raise
-        _restore(self.learner.moving(), self.best)
+
+    def active(self) -> bool:
+        """Whether there is more to train."""
+        return not self.log.stopped
+
+    def give_up(self) -> None:
+        """Train no more, and hold no memory for it."""
+        if self.active():
+            self.log.stopped = "stopped: it could not have been chosen"
+            self.optimizer, self.best = None, {}
+            self.recorded.clear()
+
+    def undo(self) -> None:
+        """Put back the weights from before the first epoch."""
+        if self.start:
+            _restore(self.learner.moving(), self.start)
+
+    def finish(self) -> FitLog:
+        """Put the best weights in place."""
+        if self.best:
+            _restore(self.learner.moving(), self.best)
         return self.log
 
-    def _epoch(self, number: int) -> None:
+    def epoch(self) -> None:
+        """Train and validate once, and leave a checkpoint."""
+        number = len(self.log.epochs)
         began = time.perf_counter()
-        loss = self._train(number)
-        val_loss, val_accuracy = self._validate()
+        # All of the epoch is handed to the device before anything waits for it.
+        train, val = self._train(number), self._validate()
+        loss, val_loss, val_accuracy = torch.cat([train, val]).tolist()
+        self._check(loss, number, self.steps - 1)
+        val_loss = math.inf if math.isnan(val_loss) else val_loss
         if val_loss < self.best_loss:
             self.best_loss, self.log.best, self.waited = val_loss, number, 0
         else:
@@ -189,27 +261,28 @@ class _Loop:
         self._report(number, self.steps)
         self._save()
 
-    def _train(self, number: int) -> float:
+    def _train(self, number: int) -> Tensor:
+        """One pass over the training data; the mean loss, still on the device."""
         fit = self.fit
         order = torch.randperm(len(self.train_split), generator=generator("shuffle", fit.seed, self.index, number))
         order = order.to(self.train_split.labels.device)
         # On a GPU augmentation draws there, from the seed of the epoch's noise.
         self.draws = generator("augment", fit.seed, self.index, number) if self.device.type == "cpu" else None
-        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        total = torch.zeros(1, device=self.device, dtype=torch.float64)
         self.learner.train()
+        key = self.learner.capture_key() if self.captured else None
         with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
             for step, rows in enumerate(order.split(self.regime.batch_size)):
                 if self.regime.schedule == "cosine":
                     self.lr = self.regime.cosine(number + step / self.steps, 1 / self.steps)
                     self._set_lr()
                 self.learner.before_step(step / self.steps)
-                loss = self._recorded(len(rows))(rows) if self.captured else self._step(rows)
-                total += loss * len(rows)
-                if self.device.type == "cpu":
+                loss = self._recorded(len(rows), key)(rows) if self.captured else self._step(rows)
+                total += len(rows) * (float(loss) if self.on_cpu else loss)
+                if self.on_cpu:
                     self._check(float(loss), number, step)
                 self._report(number, step + 1)
-        self._check(float(total), number, self.steps - 1)
-        return float(total) / len(order)
+        return total / len(order)
 
     def _step(self, rows: Tensor) -> Tensor:
         """One step on the images at these positions; returns the loss."""
@@ -229,16 +302,16 @@ class _Loop:
             self.learner.after_step()
         return loss.detach()
 
-    def _recorded(self, size: int) -> CapturedStep:
+    def _recorded(self, size: int, key: object) -> CapturedStep:
         """The recorded step for batches of this size; what it draws starts from the epoch's seed all the same."""
-        key = (size, self.learner.capture_key())
-        if key not in self.recorded:
+        if (size, key) not in self.recorded:
             assert self.optimizer is not None
-            self.recorded[key] = CapturedStep(self._step, size, self.learner.moving(), self.optimizer)
-        return self.recorded[key]
+            self.recorded[size, key] = CapturedStep(self._step, size, self.learner.moving(), self.optimizer)
+        return self.recorded[size, key]
 
     @torch.no_grad()
-    def _validate(self) -> tuple[float, float]:
+    def _validate(self) -> Tensor:
+        """Mean loss and accuracy on the validation data, still on the device."""
         self.learner.train(False)
         predictor = self.learner.predictor(self.index)
         total = torch.zeros(2, device=self.device, dtype=torch.float64)
@@ -246,8 +319,7 @@ class _Loop:
             with self.regime.autocast():
                 losses, correct = self.learner.score(predictor, x, y, self.index)
             total += torch.stack([losses.double().sum(), correct.double().sum()])
-        loss, accuracy = (total / len(self.val_split)).tolist()
-        return (math.inf if math.isnan(loss) else loss), accuracy
+        return total / len(self.val_split)
 
     def _check(self, loss: float, epoch: int, step: int) -> None:
         if math.isfinite(loss):
@@ -267,12 +339,12 @@ class _Loop:
                 group["lr"] = self.lr
 
     def _report(self, number: int, step: int) -> None:
-        if self.fit.progress is not None:
-            last = self.log.epochs[-1] if self.log.epochs else None
-            steps, epochs = self.steps, self.regime.epochs
-            self.fit.progress(
-                Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last)
-            )
+        if self.fit.progress is None or (step < self.steps and time.monotonic() < self.told + self.fit.pause):
+            return
+        self.told = time.monotonic()
+        last = self.log.epochs[-1] if self.log.epochs else None
+        epochs, steps = self.regime.epochs, self.steps
+        self.fit.progress(Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last))
 
     def _save(self) -> None:
         """After every epoch where that is quick; where it is slow, so seldom that it takes a tenth of the time."""
