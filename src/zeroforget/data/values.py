@@ -32,8 +32,8 @@ class Split:
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The raw images and labels at these positions of the split."""
-        rows = index if self.rows is None else self.rows[index]
-        return self.images[rows], self.labels[index]
+        rows = index if self.rows is None else self.rows.index_select(0, index)
+        return self.images.index_select(0, rows), self.labels.index_select(0, index)
 
     @staticmethod
     def merge(splits: Sequence[Split], label_offsets: Sequence[int]) -> Split:

@@ -188,7 +188,7 @@ class _Loop:
         self.lr = self.regime.lr
         self.best_loss = math.inf
         self.waited = 0
-        self.told = -math.inf
+        self.told = self.save_again = -math.inf
         self.device = torch.device(self.regime.device)
         self.on_cpu = self.device.type == "cpu"
         self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
@@ -267,7 +267,7 @@ class _Loop:
         order = torch.randperm(len(self.train_split), generator=generator("shuffle", fit.seed, self.index, number))
         order = order.to(self.train_split.labels.device)
         # On a GPU augmentation draws there, from the seed of the epoch's noise.
-        self.draws = generator("augment", fit.seed, self.index, number) if self.device.type == "cpu" else None
+        self.draws = generator("augment", fit.seed, self.index, number) if self.on_cpu else None
         total = torch.zeros(1, device=self.device, dtype=torch.float64)
         self.learner.train()
         key = self.learner.capture_key() if self.captured else None

@@ -24,7 +24,11 @@ def generator(*key: object) -> torch.Generator:
 @contextmanager
 def seeded(*key: object) -> Iterator[None]:
     """Inside, torch's global generators start from the key's seed; outside, they are as they were."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    if not torch.cuda.is_available():
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive(*key))  # torch.manual_seed would look for all kinds of devices
+            yield
+        return
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(derive(*key))
         yield
