@@ -1,28 +1,111 @@
-"""Tables in the docs, made from the committed results: `python -m benchmarks.fill_docs` writes them anew.
+"""Tables and pictures in the docs, made from the committed results: `python -m benchmarks.fill_docs` writes them anew.
 
-A block begins with `<!-- table results/NAME.json [--beside paper] -->` and ends with `<!-- end -->`.
+A block begins with one of these lines and ends with `<!-- end -->`; what stands between is written by this program:
+
+    <!-- table results/NAME.json [--beside paper] -->       the table of accuracies
+    <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
+    <!-- picture KIND results/NAME.json ... -->             averages, course or distance, see `benchmarks/pictures.py`
+
+A file of results that is not there yet is said to be missing; no figure is ever written by hand.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from benchmarks import pictures
 from zeroforget.experiments import archive, formats, tables
+from zeroforget.experiments.results import Results
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- table (\S+)( --beside paper)? -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (table|tuned|picture) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+FOLDER = "pictures"
 
 
 def filled(text: str) -> str:
     """A page with every block made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}{_body(match[2], match[3].split()).strip()}\n{match[4]}", text)
 
-    def made(match: re.Match[str]) -> str:
-        results = archive.load(ROOT / match[2])
-        body = formats.text(tables.tables(results, beside_paper=bool(match[3])), "markdown")
-        return f"{match[1]}{body.strip()}\n{match[4]}"
 
-    return BLOCK.sub(made, text)
+def drawn(text: str) -> dict[str, str]:
+    """The pictures of a page: file name to SVG."""
+    found: dict[str, str] = {}
+    for match in BLOCK.finditer(text):
+        kind, *names = match[3].split()
+        if match[2] == "picture" and not _missing(names):
+            found[_file(kind, names)] = pictures.PICTURES[kind](*(archive.load(ROOT / name) for name in names))
+    return found
+
+
+def _body(block: str, words: list[str]) -> str:
+    names = [word for word in words if word.startswith("results/")]
+    if missing := _missing(names):
+        return _no_results(missing)
+    if block == "picture":
+        title = re.search("<title>(.*?)</title>", pictures.PICTURES[words[0]](*(archive.load(ROOT / n) for n in names)))
+        return f"![{title[1] if title else words[0]}]({FOLDER}/{_file(words[0], names)})"
+    runs = archive.load(ROOT / names[0])
+    if block == "tuned":
+        return tuned(runs)
+    return formats.text(tables.tables(runs, beside_paper="--beside paper" in " ".join(words)), "markdown")
+
+
+def _missing(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not (ROOT / name).exists()]
+
+
+def _no_results(names: list[str]) -> str:
+    """Plain words where figures will stand."""
+    files = [f"experiments/{Path(name).stem}.toml" for name in names]
+    return f"*No results yet: {' and '.join(f'`{file}`' for file in files)} was not run to its end.*"
+
+
+def _file(kind: str, names: list[str]) -> str:
+    return "-".join([*(Path(name).stem for name in names), kind]) + ".svg"
+
+
+# What was tuned ----------------------------------------------------------------------------------------------------
+
+
+def tuned(runs: list[Results]) -> str:
+    """One row a method: its options, the rate and trade-off that were found, epochs and time of a run."""
+    head = "| Method | options | found by the search | trainings tried | epochs | minutes |"
+    lines = [head, "| --- | --- | --- | ---: | ---: | ---: |"]
+    for group in tables.by_method(runs):
+        first = group[0]
+        options = ", ".join(f"{name} {_short(value)}" for name, value in first.options.items()) or "–"
+        epochs = sum(sum(run.epochs) for run in group) / len(group)
+        minutes = sum(sum(run.seconds) for run in group) / len(group) / 60
+        title = tables.TITLES.get(first.method, first.method)
+        found, tried = _found(group)
+        lines.append(f"| {title} | {options} | {found} | {tried or '–'} | {epochs:.0f} | {minutes:.1f} |")
+    return "\n".join(lines)
+
+
+def _found(group: list[Results]) -> tuple[str, int]:
+    """The values that the searches came to, and how many trainings they took, over tasks and seeds."""
+    notes: list[dict[str, Any]] = [
+        log["notes"]["hyperparameters"] for run in group for log in run.logs if "hyperparameters" in log["notes"]
+    ]
+    tried = sum(len(note["trials"]) for note in notes if len(note["trials"]) > 1)
+    values = [note["value"] for note in notes if note["value"] is not None]
+    if not values:
+        return "–", tried
+    low, high = min(values), max(values)
+    option = next(note["option"] for note in notes if note["option"] is not None)
+    return f"{option} {_short(low)}" + ("" if low == high else f" to {_short(high)}"), tried
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "[" + ", ".join(map(_short, value)) + "]" if isinstance(value, list) else str(value)
+
+
+# Pages -------------------------------------------------------------------------------------------------------------
 
 
 def pages() -> list[Path]:
@@ -31,12 +114,15 @@ def pages() -> list[Path]:
 
 
 def main() -> None:
-    """Write the pages whose tables differ."""
+    """Write the pages and pictures that differ."""
     for page in pages():
         text = page.read_text()
-        if filled(text) != text:
-            page.write_text(filled(text))
-            print(f"wrote {page.relative_to(ROOT)}")
+        wanted = {page: filled(text)} | {page.parent / FOLDER / name: svg for name, svg in drawn(text).items()}
+        for path, content in wanted.items():
+            if not path.exists() or path.read_text() != content:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(content)
+                print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

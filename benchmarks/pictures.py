@@ -1,0 +1,202 @@
+"""Pictures for the docs, as SVG that is the same letter by letter for the same results, light or dark as its reader."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from zeroforget.experiments import paper, tables
+from zeroforget.experiments.report.theme import DARK, LIGHT, METHODS_DARK, METHODS_LIGHT
+from zeroforget.experiments.results import Results, mean
+
+WIDTH = 720
+ROW = 24
+OURS = ("tfm", "tfm-nofn", "tfm-search", "tfm-nofn-search")
+Runs = Sequence[Results]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to pixels, with round numbers to mark."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    @property
+    def ticks(self) -> list[float]:
+        step = next(s for s in (0.5, 1, 2, 5, 10, 20, 50) if (self.high - self.low) / s <= 8)
+        first = math.ceil(self.low / step)
+        return [step * k for k in range(first, math.floor(self.high / step) + 1)]
+
+
+def fitted(values: Sequence[float], start: float, end: float) -> Scale:
+    """A scale that holds all values (per cent) with a little room."""
+    low, high = min(values), max(values)
+    room = max(1.0, 0.08 * (high - low))
+    return Scale(max(0.0, low - room), min(100.0, high + room), start, end)
+
+
+# The marks ---------------------------------------------------------------------------------------------------------
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Words, in the middle of a line at y."""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """A straight line."""
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def dot(x: float, y: float, kind: str) -> str:
+    """A filled circle."""
+    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+
+
+def ring(x: float, y: float) -> str:
+    """A hollow diamond: the paper's figure."""
+    return (
+        f'<path class="theirs" d="M{x - 6:.1f} {y:.1f}L{x:.1f} {y - 6:.1f}L{x + 6:.1f} {y:.1f}L{x:.1f} {y + 6:.1f}Z"/>'
+    )
+
+
+def _style() -> str:
+    def rules(theme: dict[str, str], hues: Sequence[str]) -> str:
+        each = "".join(f".m{i}{{fill:{hue}}}.l{i}{{stroke:{hue}}}" for i, hue in enumerate(hues))
+        return (
+            f"text{{fill:{theme['ink']}}}.quiet{{fill:{theme['muted']}}}.grid{{stroke:{theme['grid']}}}"
+            f".span{{stroke:{theme['muted']}}}.theirs{{fill:none;stroke:{theme['muted']};stroke-width:1.5}}"
+            f".page{{fill:{theme['paper']}}}{each}"
+        )
+
+    shared = "text{font:13px system-ui,sans-serif}.strong{font-weight:700}.span{stroke-width:2}"
+    curves = "polyline{fill:none;stroke-width:2}"
+    dark = f"@media(prefers-color-scheme:dark){{{rules(DARK, METHODS_DARK)}}}"
+    return f"<style>{shared}{curves}{rules(LIGHT, METHODS_LIGHT)}{dark}</style>"
+
+
+def svg(height: float, title: str, marks: Sequence[str]) -> str:
+    """A whole picture; the title is what a screen reader says."""
+    box = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img"><title>{escape(title)}</title>'
+    page = f'<rect class="page" width="{WIDTH}" height="{height:.0f}"/>'
+    return "\n".join([head, _style(), page, *marks, "</svg>", ""])
+
+
+def _across(scale: Scale, top: float, bottom: float) -> list[str]:
+    """Upright lines at round values, with their figures below."""
+    marks = []
+    for tick in scale.ticks:
+        marks += [line(scale(tick), top, scale(tick), bottom, "grid")]
+        marks += [text(scale(tick), bottom + 14, f"{tick:g} %", "quiet", "middle")]
+    return marks
+
+
+# The pictures ------------------------------------------------------------------------------------------------------
+
+
+def averages(runs: Runs) -> str:
+    """The average accuracy of every method, best first, its spread over seeds, and the paper's figure if it has one."""
+    (table,) = tables.tables(runs)
+    printed = paper.table_of(runs[0].scenario)
+    rows = sorted(table.rows, key=lambda row: -row.average.accuracy)
+    theirs = {row.method: row.average for row in printed.rows} if printed else {}
+    values = [row.average.accuracy + side * (row.average.spread or 0) for row in rows for side in (-1, 1)]
+    values += [theirs[row.method] for row in rows if row.method in theirs]
+    scale = fitted(values, 190, WIDTH - 70)
+    bottom = 10 + ROW * len(rows)
+    marks = _across(scale, 10, bottom)
+    for place, row in enumerate(rows):
+        y, cell, x = 10 + ROW * (place + 0.5), row.average, scale(row.average.accuracy)
+        kind = "m1" if row.method in OURS else "quiet" if row.method in tables.UPPER_BOUNDS else "m0"
+        marks.append(text(180, y, row.title, "strong" if row.method in OURS else "", "end"))
+        if cell.spread:
+            marks.append(line(scale(cell.accuracy - cell.spread), y, scale(cell.accuracy + cell.spread), y, "span"))
+        if row.method in theirs:
+            marks.append(ring(scale(theirs[row.method]), y))
+        marks += [dot(x, y, kind), text(WIDTH - 60, y, f"{cell.accuracy:.1f}", "strong" if cell.best else "")]
+    if any(row.method in theirs for row in rows):
+        marks += [ring(196, bottom + 34), text(208, bottom + 34, "the paper's figure", "quiet")]
+        bottom += 22
+    return svg(bottom + 28, f"Average accuracy of each method on {runs[0].scenario}", marks)
+
+
+def course(runs: Runs) -> str:
+    """The mean accuracy over the tasks learned so far, after each task; methods that were not trained in turn are left
+    out, and of more than eight those stay that the story needs."""
+    (table,) = tables.tables(runs)
+    found = [each for each in tables.by_method(runs) if all(each[0].trained)]
+    story = ("tfm", "joint", "packnet", "hat", "lwf", "ewc", "finetuning", "freezing")
+    chosen = sorted(found, key=lambda each: story.index(each[0].method) if each[0].method in story else len(story))[:8]
+    curves = {tables.TITLES.get(e[0].method, e[0].method): _mean_course(e) for e in chosen}
+    count = len(table.tasks)
+    scale = fitted([v for curve in curves.values() for v in curve], 330, 20)
+    step = (WIDTH - 60 - 170) / max(1, count - 1)
+    marks = [line(60, scale(t), WIDTH - 170, scale(t), "grid") for t in scale.ticks]
+    marks += [text(52, scale(t), f"{t:g} %", "quiet", "end") for t in scale.ticks]
+    marks += [text(60 + k * step, 350, str(k + 1), "quiet", "middle") for k in range(count)]
+    marks.append(text(60 + (count - 1) * step / 2, 372, "tasks learned", "quiet", "middle"))
+    ends = _apart([scale(curve[-1]) for curve in curves.values()])
+    for number, ((title, curve), end) in enumerate(zip(curves.items(), ends, strict=True)):
+        points = [(60 + k * step, scale(value)) for k, value in enumerate(curve)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        marks.append(f'<polyline class="l{number}" points="{path}"/>')
+        marks += [line(*points[-1], WIDTH - 146, end, f"l{number}"), dot(*points[-1], f"m{number}")]
+        marks.append(text(WIDTH - 142, end, f"{title} {curve[-1]:.1f}"))
+    return svg(386, f"Mean accuracy over the tasks so far on {runs[0].scenario}", marks)
+
+
+def _mean_course(runs: Runs) -> list[float]:
+    return [100 * mean(values) for values in zip(*(r.averages for r in runs), strict=True)]
+
+
+def _apart(places: Sequence[float], least: float = 16.0) -> list[float]:
+    """The same heights, moved down where two labels would lie upon each other, then up where they left the picture."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    out = list(places)
+    for one, other in itertools.pairwise(order):
+        out[other] = max(out[other], out[one] + least)
+    limit = 344.0
+    for one in reversed(order):
+        out[one] = min(out[one], limit)
+        limit = out[one] - least
+    return out
+
+
+def distance(*files: Runs) -> str:
+    """How far zero forgetting is from joint training on all data, a row for each experiment."""
+    rows = [(runs[0].experiment, *_ends(runs)) for runs in files]
+    scale = fitted([v for _, *pair in rows for v in pair], 250, WIDTH - 100)
+    bottom = 10 + 34 * len(rows)
+    marks = _across(scale, 10, bottom)
+    for place, (name, ours, joint) in enumerate(rows):
+        y = 10 + 34 * (place + 0.5)
+        marks += [text(240, y, name, "", "end"), line(scale(ours), y, scale(joint), y, "span")]
+        marks += [dot(scale(ours), y, "m1"), dot(scale(joint), y, "quiet")]
+        marks.append(text(WIDTH - 90, y, f"{joint - ours:.1f} points", "strong"))
+    legend = bottom + 34
+    marks += [dot(256, legend, "m1"), text(268, legend, "TFM, zero forgetting", "quiet")]
+    marks += [dot(420, legend, "quiet"), text(432, legend, "joint, all data", "quiet")]
+    return svg(bottom + 50, "Distance from TFM to joint training", marks)
+
+
+def _ends(runs: Runs) -> tuple[float, float]:
+    """The best average of TFM and the best of joint training."""
+    (table,) = tables.tables(runs)
+    joint = [row.average.accuracy for row in table.rows if row.method in ("joint", "joint-scratch")]
+    ours = [row.average.accuracy for row in table.rows if row.method in OURS]
+    if not joint or not ours:
+        raise ValueError(f"'{runs[0].experiment}' lacks runs of tfm and joint, whose distance was asked for")
+    return max(ours), max(joint)
+
+
+PICTURES: dict[str, Callable[..., str]] = {"averages": averages, "course": course, "distance": distance}

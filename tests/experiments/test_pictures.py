@@ -1,0 +1,103 @@
+"""The docs' pictures and blocks: the figures of the results, in their places, and plain words where there are none."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fill_docs, pictures
+from tests.experiments.helpers import results
+from zeroforget.experiments.results import Results
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def runs(scenario: str = "digits/5") -> list[Results]:
+    return [
+        results("tfm", 0, [[0.96], [0.96, 0.9]], scenario),
+        results("tfm", 1, [[0.94], [0.94, 0.92]], scenario),
+        results("joint", 0, [[0.95], [0.99, 0.98]], scenario),
+        results("finetuning", 0, [[0.97], [0.5, 0.91]], scenario),
+    ]
+
+
+def words(picture: str) -> list[str]:
+    return [text.text or "" for text in ET.fromstring(picture).iter(f"{SVG}text")]
+
+
+def dots(picture: str) -> list[tuple[float, float]]:
+    return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in ET.fromstring(picture).iter(f"{SVG}circle")]
+
+
+def test_averages_stand_best_first_and_further_right_the_better() -> None:
+    picture = pictures.averages(runs())
+    assert [word for word in words(picture) if word in ("TFM", "Joint", "Finetuning")] == ["Joint", "TFM", "Finetuning"]
+    assert [word for word in words(picture) if re.fullmatch(r"[0-9.]+", word)] == ["98.5", "93.0", "70.5"]
+    places = dots(picture)
+    assert [x for x, _ in places] == sorted((x for x, _ in places), reverse=True)
+    per_point = (places[0][0] - places[1][0]) / (98.5 - 93.0)
+    assert (places[1][0] - places[2][0]) / (93.0 - 70.5) == pytest.approx(per_point, rel=0.01)
+    assert "theirs" not in picture.split("</style>")[1]
+
+
+def test_the_papers_figure_stands_beside_ours_where_it_has_one() -> None:
+    picture = pictures.averages(runs("tiny-imagenet/random"))
+    assert "the paper's figure" in words(picture)
+    assert picture.split("</style>")[1].count('class="theirs"') == 4  # three methods and the legend
+
+
+def test_courses_end_in_the_average_and_their_labels_do_not_overlap() -> None:
+    close = [results(name, 0, [[0.9], [0.9, 0.9 + k / 1000]]) for k, name in enumerate(("tfm", "hat", "ewc", "lwf"))]
+    picture = pictures.course(close)
+    root = ET.fromstring(picture)
+    labels = [t for t in root.iter(f"{SVG}text") if re.search(r" 90\.\d", t.text or "")]
+    assert len(labels) == 4
+    heights = sorted(float(label.attrib["y"]) for label in labels)
+    assert all(b - a >= 15.9 for a, b in itertools.pairwise(heights))
+    assert all(len((line.attrib["points"]).split()) == 2 for line in root.iter(f"{SVG}polyline"))
+
+
+def test_a_method_that_waited_has_no_course() -> None:
+    waiting = results("joint-scratch", 0, [[0.5], [0.9, 0.9]])
+    waiting.logs[0]["stopped"] = "waits for task 2"
+    picture = pictures.course([*runs(), waiting])
+    assert not any("scratch" in word for word in words(picture))
+    assert any("scratch" in word for word in words(pictures.averages([*runs(), waiting])))
+
+
+def test_the_distance_is_that_of_the_best_of_both() -> None:
+    picture = pictures.distance(runs())
+    assert "5.5 points" in words(picture)
+    with pytest.raises(ValueError, match="lacks runs"):
+        pictures.distance(runs()[:2])
+
+
+def test_no_figure_where_there_are_no_results() -> None:
+    blocks = ("table results/none.json --beside paper", "tuned results/none.json", "picture averages results/none.json")
+    for block in blocks:
+        page = f"before\n<!-- {block} -->\nan old figure 99.9\n<!-- end -->\nafter\n"
+        made = fill_docs.filled(page)
+        assert "*No results yet: `experiments/none.toml` was not run to its end.*" in made
+        assert "99.9" not in made
+        assert not fill_docs.drawn(page)
+        assert fill_docs.filled(made) == made
+
+
+def test_what_was_tuned_is_told() -> None:
+    run = results("ewc", 0, [[0.9], [0.9, 0.9]])
+    run.options.update(strength=1e5)
+    trials = [{"name": f"value-{k}", "lr": 0.05, "value": 1e5 / 4**k, "accuracy": 0.9} for k in range(3)]
+    found = {"lr": 0.05, "option": "strength", "value": 6250.0, "finetuning": 0.9, "trials": trials}
+    run.logs[1]["notes"]["hyperparameters"] = found
+    row = fill_docs.tuned([run]).splitlines()[-1]
+    assert row.startswith("| EWC | strength 1e+05 | strength 6.25e+03 | 3 | 0 |")
+
+
+@pytest.mark.parametrize("page", fill_docs.pages(), ids=lambda page: page.name)
+def test_committed_pictures_are_those_of_the_committed_results(page: Path) -> None:
+    for name, picture in fill_docs.drawn(page.read_text()).items():
+        assert (page.parent / fill_docs.FOLDER / name).read_text() == picture, "run python -m benchmarks.fill_docs"
