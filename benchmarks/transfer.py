@@ -186,7 +186,7 @@ class Race:
             with seeded("sizes", self.seed):
                 wanted = bytes_of_growth(net, growth, len(self.tasks), self.size.classes)
             yield Adapting(
-                classifier, rank_near(classifier.features, self.size.classes, wanted), f"growth {growth:.0%}"
+                classifier, rank_near(classifier.features, self.size.classes, wanted), f"growth {100 * growth:g} %"
             )
         yield FromScratch(classifier, SHAPE, self.size.width)
 

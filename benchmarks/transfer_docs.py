@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,13 @@ def _about(found: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     whole = statistics.mean(run["service"]["bytes"] for run in runs)
     equal = "bit-equal to its own" if all(run["adopted"]["equal"] for run in runs) else "NOT equal to its own"
     kind = "A trial of the script only, too small to mean anything. " if found["quick"] else ""
-    return (
+    text = (
         f"{kind}{found['device']}, torch {found['torch']}, {found['date']}; seed{'s' * (len(runs) > 1)} {seeds}. The "
-        f"network in service ({whole / 1e6:.1f} MB) has {right:.1%} of its {size['first']} classes right; adopted, its "
-        f"logits are {equal}. Each task: {size['classes']} classes, {size['epochs']} epochs, batches of "
+        f"network in service ({whole / 1e6:.1f} MB) has {100 * right:.1f} % of its {size['first']} classes right; "
+        f"adopted, its logits are {equal}. Each task: {size['classes']} classes, {size['epochs']} epochs, batches of "
         f"{size['batch']}."
     )
+    return textwrap.fill(text, 119)
 
 
 def _line(name: str, runs: list[dict[str, Any]], whole: float) -> str:
@@ -68,7 +70,7 @@ def _line(name: str, runs: list[dict[str, Any]], whole: float) -> str:
         f"**{100 * statistics.mean(means):.1f}**{spread}",
         *(f"{100 * value:.1f}" for value in each),
         f"{size / 1e6:.2f}",
-        f"{size / whole:.1%}",
+        f"{100 * size / whole:.1f} %",
         f"{seconds:.1f}",
         f"{ms:.2f}",
         ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs})),
