@@ -25,6 +25,8 @@ class Interrupted(BaseException):
 class StopTwice(Watch):
     """Stops after the first task; then, started again, in the middle of the second."""
 
+    every = 0.0
+
     def __init__(self) -> None:
         self.stopped = 0
 

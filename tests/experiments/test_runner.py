@@ -34,6 +34,8 @@ class Interrupted(BaseException):
 class StopAt(Watch):
     """Raises at the n-th report of progress."""
 
+    every = 0.0
+
     def __init__(self, reports: int) -> None:
         self.reports = reports
 
@@ -45,6 +47,8 @@ class StopAt(Watch):
 
 class Count(Watch):
     """Counts what happens."""
+
+    every = 0.0
 
     def __init__(self) -> None:
         self.steps = self.tasks = self.repeated = 0
@@ -123,7 +127,8 @@ def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_bits(
         run(experiment, tmp_path / "cut", watch=StopAt(reports))
     again = Count()
     assert comparable(run(experiment, tmp_path / "cut", watch=again)) == comparable(whole)
-    assert again.steps <= count.steps - reports + 5  # at most one epoch of 4 + 1 reports is repeated
+    # At most one phase of 3 epochs with 4 + 1 reports is repeated: epochs may be too quick for a checkpoint each.
+    assert again.steps <= count.steps - reports + 15
     logs = [tmp_path / place / experiment.runs()[0].folder / "log.jsonl" for place in ("whole", "cut")]
     epochs = [
         [{k: v for k, v in e.items() if k != "seconds"} for e in read_log(log) if e["event"] == "epoch"] for log in logs
@@ -207,6 +212,8 @@ def test_a_log_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 class Tell(Watch):
     """Tells another process of every report."""
+
+    every = 0.0
 
     def __init__(self, ears: Connection) -> None:
         self.ears = ears

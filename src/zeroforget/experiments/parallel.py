@@ -65,7 +65,6 @@ class _Voice(Watch):
 
     def __init__(self, ears: Connection) -> None:
         self.ears = ears
-        self._told = 0.0
 
     def loading(self, what: str, done: int, total: int) -> None:
         self.ears.send(("loading", what, done, total))
@@ -74,10 +73,7 @@ class _Voice(Watch):
         self.ears.send(("run_begins", tasks, finished))
 
     def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
-        now = time.monotonic()
-        if now - self._told >= 0.1 or progress.step == progress.steps:
-            self._told = now
-            self.ears.send(("progress", progress, trial))
+        self.ears.send(("progress", progress, trial))
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
         self.ears.send(("task_done", record))

@@ -235,6 +235,7 @@ class _Run:
             self.config.seed,
             lambda progress: self._progress(progress, trial),
             self.folder.learning(index) / (trial or "fit"),
+            self.watch.every,
         )
         with seeded("learn", self.config.seed, index):
             return method.learn(task, fit, past)

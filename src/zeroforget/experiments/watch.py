@@ -13,6 +13,9 @@ from zeroforget.training import Progress
 class Watch:
     """Looks on and does nothing."""
 
+    every = 0.1
+    """Seconds between reports of progress within an epoch; each epoch's end is reported in any case."""
+
     def notice(self, text: str) -> None:
         """Something worth a line."""
 
@@ -23,7 +26,7 @@ class Watch:
         """A run starts, or goes on after `finished` tasks."""
 
     def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
-        """After each step and each epoch; `trial` names a trial of the hyperparameter search."""
+        """After each epoch, and now and then within it; `trial` names a trial of the hyperparameter search."""
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
         """A task is learned, evaluated and saved."""
@@ -88,6 +91,7 @@ class Several(Watch):
 
     def __init__(self, *watches: Watch) -> None:
         self.watches = watches
+        self.every = min(watch.every for watch in watches)
 
     def notice(self, text: str) -> None:
         """Tell each."""
