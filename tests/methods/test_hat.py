@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -176,3 +177,37 @@ def test_overhead_is_a_float_per_feature_and_task() -> None:
 def test_gates_that_never_become_steep_are_refused() -> None:
     with pytest.raises(ValueError, match="smax"):
         Hat(net(), example(), smax=0.5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weight_decay_pulls_neither_at_what_is_held_nor_at_the_gates(momentum: float) -> None:
+    """A step with decay is the step without it on held weights; free ones decay by the share that is free."""
+    method = two()
+    method.hold()
+    method._decay = 0.1
+    method.clip = math.inf
+    held = method.held()
+    before = {name: p.detach().clone() for name, p in method.net.named_parameters()}
+    gates = method.embeddings[-1].detach().clone()
+    optimizer = torch.optim.SGD(method.trainable(), lr=0.5, momentum=momentum, weight_decay=0.1)
+    method.before_step(0.5)
+    for p in method.trainable():
+        p.grad = torch.zeros_like(p)  # decay alone moves
+    method.after_backward()
+    optimizer.step()
+    torch.testing.assert_close(method.embeddings[-1].detach(), gates)
+    for name, p in method.net.named_parameters():
+        if name in held:
+            torch.testing.assert_close(p.detach(), before[name] * (1 - 0.5 * 0.1 * (1 - held[name])))
+
+
+def test_it_hardly_forgets_under_momentum_and_weight_decay() -> None:
+    torch.manual_seed(0)
+    method = Hat(net(), example())
+    first, second = tasks()[:2]
+    recipe = replace(regime(), options={"momentum": 0.9, "weight_decay": 0.01}, lr=0.02)
+    method.learn(first, Fit(recipe))
+    was = right(method, 0)
+    method.learn(second, Fit(recipe))
+    assert was > 0.8
+    assert right(method, 0) > was - 0.05

@@ -73,6 +73,7 @@ class Hat(Method):
         self.readers = [n for n, label in self.labels.items() if len(label) > 1 and n.rpartition(".")[0] in layers]
         self.embeddings = nn.ParameterList()
         self.norms = TaskNorms(net)
+        self._decay = 0.0
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ class Hat(Method):
     def train_task(self, task: Task, fit: Fit) -> FitLog:
         """What older tasks need stands still meanwhile."""
         self.hold()
+        self._decay = float(fit.regime.options.get("weight_decay", 0.0))
         return super().train_task(task, fit)
 
     def hold(self) -> None:
@@ -143,14 +145,24 @@ class Hat(Method):
     @torch.no_grad()
     def after_backward(self) -> None:
         """Hold what old tasks use, and undo what steep gates do to the gradient of their embeddings."""
-        if len(self.specs) > 1:
-            for name, share in self.held().items():
-                if (gradient := self.net.get_parameter(name).grad) is not None:
-                    gradient *= 1 - share  # eq. (2)
+        held = self.held() if len(self.specs) > 1 else {}
+        for name, share in held.items():
+            if (gradient := self.net.get_parameter(name).grad) is not None:
+                gradient *= 1 - share  # eq. (2)
         e = self.embeddings[-1]
         if e.grad is not None:
             e.grad *= compensation(e, self.get_buffer("steepness"), self.smax)  # eq. (4)
         nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self.clip)
+        if self._decay:
+            self._spare(held)
+
+    def _spare(self, held: dict[str, Tensor]) -> None:
+        """Weight decay comes with the optimizer's step and would pull at what is held, and at the gates: take as much
+        from their gradients beforehand, so that eq. (2) holds for the whole step."""
+        shares = [(self.net.get_parameter(name), share) for name, share in held.items()]
+        for parameter, share in [*shares, (self.embeddings[-1], torch.ones_like(self.embeddings[-1]))]:
+            if parameter.grad is not None:
+                parameter.grad -= self._decay * share * parameter
 
     def held(self) -> dict[str, Tensor]:
         """How firmly each parameter is held: the least of what old tasks need of the features that it joins."""
