@@ -58,20 +58,14 @@ def where(net: nn.Module, x: Tensor) -> str:
 
 
 class Trial:
-    """A growing copy of a plain network with three tasks: narrow, with free axes wider, with all of them wider.
+    """A growing copy of a plain network with three tasks: narrow, with free axes wider, with all of them wider."""
 
-    A `brief` one has but the first and the last, and grows by one feature.
-    """
-
-    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor, *, brief: bool = False) -> None:
-        self.plain, self.axes, self.x = plain, axes, x
+    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor, *, by: int = 3) -> None:
+        self.plain, self.axes, self.x, self.by = plain, axes, x, by
         self.free = [axis for axis in axes.sizes if axis not in axes.coupled]
-        if brief:
-            self.net = self._grow(self.free, ["all"], 1)
-        else:
-            self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
+        self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
 
-    def _grow(self, free: Collection[str], tasks: list[str], by: int = 3) -> GrowingNetwork:
+    def _grow(self, free: Collection[str], tasks: list[str]) -> GrowingNetwork:
         room = Room(self.axes.sizes, lambda widths: 0.0)
         net = GrowingNetwork(self.plain, self.axes, tuple(self.x.shape[1:]), room, 1.0, "reused", "zero")
         with torch.random.fork_rng(devices=[]):
@@ -79,7 +73,7 @@ class Trial:
             net.add_task("narrow", 2)
             for task in tasks:
                 chosen = free if task == "free" else list(self.axes.sizes)
-                net.add_task(task, 2, growth=dict.fromkeys(chosen, by))
+                net.add_task(task, 2, growth=dict.fromkeys(chosen, self.by))
         return net.eval()
 
     @torch.no_grad()
@@ -99,8 +93,11 @@ class Trial:
         return self._learns(tolerance)
 
     def confirm(self, expected: Tensor, tolerance: float) -> None:
-        """After growth the first task's outputs are what they were, bit for bit, and all that is newborn learns."""
+        """After growth the first task's outputs are what they were, bit for bit; the wider network's old features are,
+        too, as far as its numbers tell; and all that is newborn learns."""
         self._rebuilt(expected)
+        if not self._same(self.net, expected, tolerance):
+            raise Unlike("new features change what old ones compute")
         self._backward(tolerance, compare=True)
 
     def _rebuilt(self, expected: Tensor) -> None:
