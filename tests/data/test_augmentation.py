@@ -19,7 +19,7 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(11)
 
 
-def slow(images: Tensor, *, pad: int = 0, zoom: float = 1.0, flip: bool = False) -> Tensor:
+def slow(images: Tensor, *, pad: int = 0, zoom: float = 1.0, flip: bool = False, erase: int = 0) -> Tensor:
     """The same from the same draws: image by image, pixel by pixel, in double precision."""
     draws = seeded()
     out = images.double() / 255
@@ -43,7 +43,15 @@ def slow(images: Tensor, *, pad: int = 0, zoom: float = 1.0, flip: bool = False)
     if flip:
         coins = torch.rand(count, generator=draws) < 0.5
         out = torch.stack([image.flip(-1) if coin else image for image, coin in zip(out, coins, strict=True)])
-    return (out - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    out = (out - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    if erase:
+        middles = [torch.randint(size, (count, 1), generator=draws) for size in (height, width)]
+        for i in range(count):
+            top, left = (int(middle[i]) - erase // 2 for middle in middles)
+            for y in range(max(top, 0), min(top + erase, height)):
+                for x in range(max(left, 0), min(left + erase, width)):
+                    out[i, :, y, x] = 0.0
+    return out
 
 
 def zoomed(image: Tensor, zoom: float, share: float, shape: float, across: float, down: float) -> Tensor:
@@ -68,7 +76,16 @@ def zoomed(image: Tensor, zoom: float, share: float, shape: float, across: float
 
 @pytest.mark.parametrize(
     "how",
-    [dict(pad=2), dict(zoom=0.4), dict(flip=True), dict(pad=1, flip=True), dict(pad=2, zoom=0.3, flip=True), {}],
+    [
+        {},
+        dict(pad=2),
+        dict(zoom=0.4),
+        dict(flip=True),
+        dict(erase=3),
+        dict(erase=4),
+        dict(pad=1, flip=True),
+        dict(pad=2, zoom=0.3, flip=True, erase=5),
+    ],
     ids=str,
 )
 def test_a_batch_is_what_the_loop_makes(how: dict[str, Any]) -> None:
@@ -77,7 +94,7 @@ def test_a_batch_is_what_the_loop_makes(how: dict[str, Any]) -> None:
     assert torch.allclose(made.double(), slow(IMAGES, **how), atol=1e-4)
 
 
-@pytest.mark.parametrize("how", [dict(pad=2), dict(zoom=0.4), dict(flip=True)], ids=str)
+@pytest.mark.parametrize("how", [dict(pad=2), dict(zoom=0.4), dict(flip=True), dict(erase=3)], ids=str)
 def test_images_of_a_batch_are_varied_each_in_its_own_way_and_tests_not_at_all(how: dict[str, Any]) -> None:
     same = IMAGES[:1].expand(64, -1, -1, -1)
     prepare = Preparation(MEAN, STD, **how)
@@ -97,7 +114,9 @@ def test_a_scenario_by_name_takes_options_of_its_own() -> None:
     assert varied.tasks[0].prepare.mean == plain.tasks[0].prepare.mean
 
 
-@pytest.mark.parametrize(("key", "value"), [("pad", -1), ("pad", 1.5), ("zoom", 0), ("zoom", 1.1), ("flip", "yes")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("pad", -1), ("pad", 1.5), ("zoom", 0), ("zoom", 1.1), ("flip", "yes"), ("erase", -2)]
+)
 def test_what_cannot_be_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=key):
         scenario({"name": "digits/5", key: value})

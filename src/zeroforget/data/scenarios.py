@@ -25,7 +25,7 @@ class Plan:
     of the `sizes` given, or the `groups` of classes written out. Without any, the whole is one task. Classes are
     shuffled by the seed unless `shuffle` is off. `names` are the tasks' names. `size`: pixels, for `folder:` data.
 
-    `flip`, `pad` and `zoom` change how training images are varied (see `Preparation`), where the data set's own way
+    `flip`, `pad`, `zoom` and `erase` change how training images are varied (see `Preparation`), where the data set's own way
     is not wanted.
     """
 
@@ -40,6 +40,7 @@ class Plan:
     flip: bool | None = None
     pad: int | None = None
     zoom: float | None = None
+    erase: int | None = None
 
     def __post_init__(self) -> None:
         ways = [way for way in ("tasks", "sizes", "groups") if getattr(self, way) is not None]
@@ -68,6 +69,7 @@ class Plan:
             ("size", "a number of pixels", _counts(self.size)),
             ("flip", "true or false", isinstance(self.flip, bool | None)),
             ("pad", "a number of pixels", self.pad is None or self.pad == 0 or _counts(self.pad)),
+            ("erase", "a number of pixels", self.erase is None or self.erase == 0 or _counts(self.erase)),
             ("zoom", "a share of the area above 0, up to 1", self.zoom is None or _share(self.zoom)),
         ):
             if not right:
@@ -197,8 +199,8 @@ def scenario(
 
 
 def _varied(collection: Collection, settled: Plan) -> Collection:
-    """The collection with the plan's own flips, padding and zoom."""
-    changes = {key: value for key in ("flip", "pad", "zoom") if (value := getattr(settled, key)) is not None}
+    """The collection with the plan's own flips, padding, zoom and erasing."""
+    changes = {key: value for key in ("flip", "pad", "zoom", "erase") if (value := getattr(settled, key)) is not None}
     if not changes:
         return collection
     return dataclasses.replace(collection, prepare=dataclasses.replace(collection.prepare, **changes))

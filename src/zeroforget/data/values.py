@@ -54,6 +54,7 @@ class Preparation:
     Bytes become [0, 1]; then `(x - mean) / std` for each channel. Training crops `crop` pixels square at random
     (after padding by `pad`) and flips left to right if `flip`; testing takes the central crop. With `zoom` below 1 a
     training image is a random part of at least that share of the area, up to 4:3 out of shape, brought back to size.
+    With `erase` a square of so many pixels, anywhere, is the mean colour (DeVries and Taylor, 2017).
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -62,10 +63,13 @@ class Preparation:
     pad: int = 0
     flip: bool = False
     zoom: float = 1.0
+    erase: int = 0
 
     def __post_init__(self) -> None:
-        if self.pad < 0 or not 0 < self.zoom <= 1:
-            raise ValueError(f"pad is 0 or more and zoom in (0, 1], not {self.pad} and {self.zoom}")
+        if min(self.pad, self.erase) < 0 or not 0 < self.zoom <= 1:
+            raise ValueError(
+                f"pad and erase are 0 or more and zoom in (0, 1], not {self.pad}, {self.erase} and {self.zoom}"
+            )
 
     def train(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A training batch, augmented and normalized. `generator` is a CPU generator; without one the draws come from
@@ -79,7 +83,8 @@ class Preparation:
             coin = torch.rand(len(images), generator=generator, device=device) < 0.5
             coin = coin.to(images.device).view(-1, 1, 1, 1)
             images = torch.where(coin, images.flip(-1), images)
-        return self._normalize(images)
+        images = self._normalize(images)
+        return self._random_erase(images, generator) if self.erase else images
 
     def test(self, images: Tensor) -> Tensor:
         """An evaluation batch: the central crop, normalized."""
@@ -119,6 +124,16 @@ class Preparation:
         return torch.nn.functional.grid_sample(
             _floating(images), grid, mode="bilinear", padding_mode="border", align_corners=False
         )
+
+    def _random_erase(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The square's middle is anywhere in the image, so that some of it may lie outside."""
+        device = images.device if generator is None else torch.device("cpu")
+        inside = []
+        for size in images.shape[-2:]:
+            first = torch.randint(size, (len(images), 1), generator=generator, device=device).to(images.device)
+            place = torch.arange(size, device=images.device) - (first - self.erase // 2)
+            inside.append((place >= 0) & (place < self.erase))
+        return images.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
 
     def _normalize(self, images: Tensor) -> Tensor:
         images = _floating(images)
