@@ -23,7 +23,13 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 """A number out of one sample's outputs and its label."""
 
 MEMORY = 2**30
-"""How many bytes the gradients of the samples that are looked at together may take."""
+"""How many bytes the gradients of the samples that are looked at together may take; on a GPU with room, more."""
+
+
+def room(device: torch.device) -> int:
+    """`MEMORY`, or a sixteenth of a GPU's (not of what is free, which would make sums depend on who else runs)."""
+    whole = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return max(MEMORY, whole // 16)
 
 
 def negative_log_likelihood(outputs: Tensor, label: Tensor) -> Tensor:
@@ -43,12 +49,13 @@ def per_sample_moments(
     objective: Objective,
     *args: object,
     power: str = "square",
-    memory: int = MEMORY,
+    memory: int | None = None,
 ) -> dict[str, Tensor]:
     """The mean over samples of the squared ("square") or absolute ("abs") gradient of `objective`.
 
     Gradients are taken for each sample by itself, in eval mode, many samples at once but never more than `memory`
-    bytes of them. `names` are parameters of `model`, which is called as `model(x, *args)`.
+    bytes of them (None: as many as there is `room` for). `names` are parameters of `model`, which is called as
+    `model(x, *args)`.
     """
     measure = {"square": torch.square, "abs": torch.abs}.get(power)
     if measure is None:
@@ -64,6 +71,7 @@ def per_sample_moments(
 
     gradients = vmap(grad(one), in_dims=(None, 0, 0))
     total = {name: torch.zeros_like(value) for name, value in values.items()}
+    memory = room(next(iter(values.values())).device) if memory is None else memory
     chunk = max(1, memory // max(1, bits(*values.values()) // 8))
     count = 0
     with evaluating(model):
@@ -82,7 +90,7 @@ def fisher(
     *args: object,
     labels: str = "true",
     draws: torch.Generator | None = None,
-    memory: int = MEMORY,
+    memory: int | None = None,
 ) -> dict[str, Tensor]:
     """The diagonal of the Fisher information of `model(x, *args)`, a classifier.
 
