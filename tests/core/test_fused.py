@@ -185,11 +185,12 @@ for M, K, dtype in ((3, 5, torch.float32), (300, 130, torch.bfloat16)):
 """
 
 
-def compare(rows: int, columns: int, dtype: torch.dtype) -> None:
-    """The GPU's kernels against their twins, on the CPU under Triton's interpreter."""
+def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """The GPU's kernels against their twins; on the CPU under Triton's interpreter."""
     from zeroforget.core import gpu
 
     torch.manual_seed(rows + columns)
+    bound = 1e-5 * rows + 1e-5
     for run, relu, biased, scaled in product((True, False), repeat=4):
         new = torch.zeros(columns, dtype=torch.bool)
         new[torch.arange(columns - 3, columns) if run else torch.randperm(columns)[:3]] = True
@@ -202,23 +203,35 @@ def compare(rows: int, columns: int, dtype: torch.dtype) -> None:
             positions(born, columns),
             positions(covered, columns),
         )
+        there = Affine(*(None if t is None else t.to(device) for t in vars(affine).values()))  # type: ignore[arg-type]
         vectors = kernels.vectors(affine)
         if biased or scaled:
-            other = gpu.vectors(affine)
-            torch.testing.assert_close(vars(other), vars(vectors))
+            assert_alike(gpu.vectors(there), vectors)
+        vectors_there = kernels.Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
         y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
-        out = y.clone()
+        out, mine = y.clone(), y.to(device)
         kernels.finish(out, vectors, relu)
-        gpu.finish(y, vectors, relu)
-        torch.testing.assert_close(y, out)
-        (mine, sums), (twin, expected) = gpu.unfinish(g, out, vectors, relu), kernels.unfinish(g, out, vectors, relu)
-        torch.testing.assert_close(mine, twin)
+        gpu.finish(mine, vectors_there, relu)
+        torch.testing.assert_close(mine.cpu(), out)
+        mine, sums = gpu.unfinish(g.to(device), out.to(device), vectors_there, relu)
+        twin, expected = kernels.unfinish(g, out, vectors, relu)
+        torch.testing.assert_close(mine.cpu(), twin)
         assert (sums is None) == (expected is None)
-        if sums is not None and expected is not None:
-            torch.testing.assert_close(vars(sums), vars(expected), rtol=1e-4, atol=1e-3)
-        (mine, total), (twin, wanted) = gpu.gather(g, born, 8, True), kernels.gather(g, born, 8, True)
-        assert torch.equal(mine, twin)
-        torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-4)
+        if sums is not None:
+            assert_alike(sums, expected, bound)
+        mine, total = gpu.gather(g.to(device), born, 8, True)
+        twin, wanted = kernels.gather(g, born, 8, True)
+        assert torch.equal(mine.cpu(), twin)
+        assert total is not None
+        torch.testing.assert_close(total.cpu(), wanted, rtol=1e-4, atol=bound)
+
+
+def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
+    for name, value in vars(other).items():
+        found = getattr(one, name)
+        assert (found is None) == (value is None)
+        if value is not None:
+            torch.testing.assert_close(found.cpu(), value, rtol=1e-4, atol=bound)
 
 
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton, which comes with torch for CUDA")

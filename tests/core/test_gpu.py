@@ -1,0 +1,95 @@
+"""What must hold on a GPU too: kernels as their twins, gradients as in double precision, old tasks to the bit."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.core.test_fused import compare
+from zeroforget.core import kernels
+from zeroforget.core.grow import grow
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.nets import build
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3, 64, 64))]
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_compute_what_their_twins_do(dtype: torch.dtype) -> None:
+    for rows, columns in product((1, 64, 70_000), (5, 64, 130)):
+        compare(rows, columns, dtype, "cuda")
+
+
+def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:
+    torch.manual_seed(0)
+    net = grow(build(name, shape, width=0.5), torch.randn(2, *shape), start=0.8, align=align)
+    net.add_task("a", 5)
+    net.add_task("b", 5, growth=0.2)
+    for p in net.parameters():
+        p.data += 0.02 * torch.rand_like(p)
+    return net.to("cuda")
+
+
+def laid_out(net: GrowingNetwork) -> GrowingNetwork:
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def step(net: GrowingNetwork, x: Tensor, y: Tensor, bf16: bool) -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
+        loss = F.cross_entropy(net(x, "b"), y)
+    loss.backward()
+
+
+@pytest.mark.parametrize(("name", "shape"), NETS[:2])
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize("align", [1, 8])
+def test_gradients_are_those_of_double_precision(
+    name: str, shape: tuple[int, int, int], precision: str, bound: float, align: int
+) -> None:
+    net = growing(name, shape, align)
+    for module in net.modules():  # its draws differ between precisions
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    exact = copy.deepcopy(net).double().train()
+    x, y = torch.randn(16, *shape, device="cuda"), torch.randint(5, (16,), device="cuda")
+    step(exact, x.double(), y, False)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    step(laid_out(net).train(), x.contiguous(memory_format=torch.channels_last), y, precision == "bf16")
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    wanted = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])
+    found = torch.cat([p.grad.contiguous().flatten() for p in net.parameters() if p.grad is not None])
+    assert len(wanted) == len(found) > 0
+    assert float((found - wanted).norm() / wanted.norm()) < bound
+
+
+@pytest.mark.parametrize(("name", "shape"), NETS)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_old_tasks_keep_their_bits(name: str, shape: tuple[int, int, int], bf16: bool, tmp_path: Path) -> None:
+    x, y = torch.randn(8, *shape, device="cuda"), torch.randint(5, (8,), device="cuda")
+    net = growing(name, shape).eval()
+    torch.backends.cudnn.deterministic = True
+    with torch.no_grad():
+        before = net(x, "a")
+    optimizer = torch.optim.AdamW(net.newborn(), lr=1e-3, weight_decay=0.5)
+    laid_out(net).train()
+    for _ in range(5):
+        optimizer.zero_grad()
+        step(net, x.contiguous(memory_format=torch.channels_last), y, bf16)
+        optimizer.step()
+    with torch.no_grad():
+        assert torch.equal(net.eval()(x, "a"), before)
+        torch.save(net.state_dict(), tmp_path / "net.pt")
+        again = growing(name, shape).eval()
+        again.load_state_dict(torch.load(tmp_path / "net.pt", weights_only=True))
+        assert torch.equal(again(x, "a"), before)
+        assert torch.equal(again(x, "b"), net(x, "b"))
+    torch.backends.cudnn.deterministic = False
