@@ -25,8 +25,8 @@ class Plan:
     of the `sizes` given, or the `groups` of classes written out. Without any, the whole is one task. Classes are
     shuffled by the seed unless `shuffle` is off. `names` are the tasks' names. `size`: pixels, for `folder:` data.
 
-    `flip`, `pad`, `zoom` and `erase` change how training images are varied (see `Preparation`), where the data set's own way
-    is not wanted.
+    `flip`, `pad`, `zoom` and `erase` change how training images are varied (see `Preparation`), where the data set's
+    own way is not wanted.
     """
 
     name: str
