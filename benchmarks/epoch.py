@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="", help="only loops with this in their name, beside the plainest")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     tasks = [random_task(args, n) for n in range(2)]
@@ -138,6 +139,8 @@ def main() -> None:
     sides["tfm"] = lambda epochs: ours(args, tasks, "tfm", False, epochs)
     rows: list[dict[str, Any]] = []
     for name, side in sides.items():
+        if rows and args.only not in name:
+            continue
         each = side(args.epochs)[1:]  # the first one warms up
         row: dict[str, Any] = {"loop": name, "seconds": statistics.median(each), "epochs": len(each)}
         if recorded:
