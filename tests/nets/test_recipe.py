@@ -41,7 +41,7 @@ def test_it_grows_with_a_normalization_for_each_task_and_keeps_every_bit(dropout
         net = nets.build(experiment.network.name, (3, 16, 16), **options)
         method = registry.build("tfm", net, torch.randn(2, 3, 16, 16), **choice.options)
     tasks = [task(k) for k in range(3)]
-    learned = []
+    learned: list[torch.Tensor] = []
     for each in tasks:
         with seeded("learn", each.name):
             log = method.learn(each, Fit(regime))
