@@ -34,7 +34,7 @@ def convert(choice: Choice) -> dict[str, Any]:
     """A row of the results."""
     torch.manual_seed(0)
     plain, shape = build(choice)
-    plain.requires_grad_(False).eval()
+    _age(plain.requires_grad_(False).eval())
     x = torch.randn(2, *shape)
     row: dict[str, Any] = {"weights": sum(p.numel() for p in plain.parameters()), "size": shape[1]}
     warnings.simplefilter("ignore")
@@ -53,6 +53,14 @@ def convert(choice: Choice) -> dict[str, Any]:
     if net.axes.kept and not first:
         first = "tied to a fixed size: " + ", ".join(net.axes.kept[:4])
     return row | {"status": "grown in part" if net.axes.kept else "grown", "why": first[:300]}
+
+
+@torch.no_grad()
+def _age(plain: nn.Module) -> None:
+    """Give every parameter different values, as training would: a head or scale of zeros would hide what is wrong."""
+    for parameter in plain.parameters():
+        if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
 def _take(choice: Choice, plain: nn.Module, x: Tensor) -> tuple[GrowingNetwork, bool]:
