@@ -226,3 +226,12 @@ def test_narrow_starts_have_the_spread_of_a_fresh_network() -> None:
     net.add_task("1", 2, growth=0.25)
     newborn = net.dense(1).get_submodule("features.2").weight[100:]
     assert float(newborn.std()) == pytest.approx(float(nn.Linear(200, 100).weight.detach().std()), rel=0.05)
+
+
+def test_a_network_can_be_grown_where_gradients_are_off() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        net = grow(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5)), torch.randn(2, 4))
+        net.add_task("a", 2)
+    net.train()(torch.randn(3, 4), "a").sum().backward()
+    assert all(p.grad is not None for p in net.newborn())

@@ -27,6 +27,7 @@ class Failure:
     why: str
 
 
+@torch.enable_grad()
 def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), unknown: str = "refuse") -> Axes:
     """The axes of a network that can really grow. Whatever fails a trial is treated with more care, then kept.
 

@@ -292,13 +292,14 @@ class _Run:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Inside, cuDNN chooses the same algorithm every time: bits can be compared."""
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    """Inside, cuDNN chooses the same algorithm every time and rounds nothing off: bits can be compared."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
     try:
         yield
     finally:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
 
 
 def digest(tensor: Tensor) -> str:
