@@ -28,8 +28,14 @@ class CapturedStep:
         torch.cuda.current_stream(device).wait_stream(side)
         optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = body(self.index)
+        try:
+            with torch.cuda.graph(self.graph):
+                self.loss = body(self.index)
+        except RuntimeError as error:
+            raise ValueError(
+                "this step cannot be recorded as a CUDA graph: something in it waits for the GPU or copies from the "
+                f"host ({str(error).splitlines()[0]}). Set regime.capture = false to run it operator by operator"
+            ) from error
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(kept[name])

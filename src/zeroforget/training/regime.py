@@ -47,8 +47,8 @@ class Regime:
     precision: str = "float32"
     """float32; tf32 for faster products of float32 on a GPU; bf16 for automatic mixed precision."""
     device: str = "cpu"
-    capture: bool = False
-    """On a GPU, record the step as a CUDA graph where the method allows it (new, and not yet the default)."""
+    capture: bool = True
+    """On a GPU, record the step as a CUDA graph where method and optimizer allow it."""
 
     def __post_init__(self) -> None:
         if self.optimizer.lower() not in _OPTIMIZERS or self.optimizer.lower() in {"optimizer", "lbfgs"}:
