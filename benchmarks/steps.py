@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import json
 import os
 import subprocess
@@ -72,7 +74,8 @@ class Floor(nn.Module):
 def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str, Step]:
     """Every side of the comparison, captured. "first task" is fine-tuning by our own operators: all is newborn."""
     torch.manual_seed(0)
-    device, shape = args.device, tuple(args.shape)
+    device: str = args.device
+    shape: tuple[int, int, int] = tuple(args.shape)
     x = torch.randn(args.batch, *shape, device=device)
     y = torch.randint(CLASSES, (args.batch,), device=device)
     layout = torch.channels_last if args.channels_last else torch.contiguous_format
@@ -83,8 +86,7 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
         return net, nn.Linear(_features(net, x), CLASSES, device=device)
 
     def growing(fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
-        net = build(args.network, shape, width=args.width)
-        grown = grow(net, torch.randn(2, *shape), fn=fn)
+        grown = copy.deepcopy(_grown(args.network, shape, args.width, fn))
         born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
         grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
         if tasks > 1:
@@ -107,6 +109,12 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
             name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
             enter(name, growing(fn, align), True, "new")
     return steps
+
+
+@functools.cache
+def _grown(network: str, shape: tuple[int, int, int], width: float, fn: str) -> GrowingNetwork:
+    """A network without tasks, found and proved once."""
+    return grow(build(network, shape, width=width), torch.randn(2, *shape), fn=fn)
 
 
 def _laid_out(net: nn.Module, layout: torch.memory_format) -> nn.Module:
