@@ -16,8 +16,10 @@ from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec
+from zeroforget.methods.turns import standing, turns
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.fit import UNFINISHED
 
 
 class Tfm(Method):
@@ -31,6 +33,7 @@ class Tfm(Method):
         search: growths to try for each later task instead (section 4.1): the smallest within `margin` of the best wins.
         search_start: shares to try for the first task, likewise.
         margin: how much validation accuracy may be given up for a smaller growth.
+        prune: stop those candidates of a search that cannot be chosen any more.
         unit: what the shares are of, "features" or "weights".
         align: keep widths at multiples of this.
         fn: feature normalization: "reused" features, "all", or "none" ("TFM w/o FN").
@@ -61,6 +64,7 @@ class Tfm(Method):
         search: Sequence[float] = (),
         search_start: Sequence[float] = (),
         margin: float = 0.015,
+        prune: bool = True,
         unit: str = "features",
         align: int = 1,
         fn: str = "reused",
@@ -74,6 +78,7 @@ class Tfm(Method):
         self.search = tuple(search)
         self.search_start = tuple(search_start)
         self.margin = margin
+        self.prune = prune
 
     # Structure -------------------------------------------------------------------------------------------------
 
@@ -113,35 +118,44 @@ class Tfm(Method):
     # Learning --------------------------------------------------------------------------------------------------
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
-        """Learn a task: with the schedule's growth, or trained once for every growth of the search."""
+        """Learn a task: with the schedule's growth, or side by side with every growth of the search."""
         task.check()
         spec = TaskSpec(task.name, len(task.classes))
         if self.specs and not self._searches():
             return self._learn_in_place(spec, task, fit)
-        before, draws = self.net, torch.get_rng_state()
-        tried: list[tuple[float, GrowingNetwork, FitLog]] = []
-        try:
-            for growth in self._candidates():
-                torch.set_rng_state(draws)  # every candidate starts from the same draws
-                self.net = copy.deepcopy(before)
-                self._add(spec, growth)
-                tried.append((growth, self.net, fit(self, task, len(self.specs) - 1)))
-                self.specs.pop()
-        except BaseException:
-            self.specs = self.specs[: len(before.history)]
-            self.net = before
-            raise
-        accuracies = [log.val_accuracy for _, _, log in tried]
-        chosen = smallest_within([growth for growth, _, _ in tried], accuracies, self.margin)
-        growth, self.net, log = tried[chosen]
+        growths, draws = self._candidates(), torch.get_rng_state()
+        trials = [self._grown(spec, growth, draws) for growth in growths]
+
+        def next_ones(logs: list[FitLog]) -> list[int]:
+            return turns([standing(log, len(task.val)) for log in logs], self.margin)
+
+        logs = fit.race(trials, task, len(self.specs), next_ones if self.prune and len(trials) > 1 else None)
+        ended = [i for i, log in enumerate(logs) if log.stopped != UNFINISHED]
+        accuracies = [logs[i].val_accuracy for i in ended]
+        chosen = ended[smallest_within([growths[i] for i in ended], accuracies, self.margin)]
+        self.net, log = trials[chosen].net, logs[chosen]
         self.specs.append(spec)
-        log.notes["growth"] = growth
-        if len(tried) > 1:
+        log.notes["growth"] = growths[chosen]
+        if len(trials) > 1:
             log.notes["search"] = [
-                {"growth": g, "val_accuracy": a, "chosen": i == chosen, "seconds": each.seconds}
-                for i, ((g, _, each), a) in enumerate(zip(tried, accuracies, strict=True))
+                {
+                    "growth": growths[i],
+                    "val_accuracy": each.val_accuracy,
+                    "chosen": i == chosen,
+                    "ended": i in ended,
+                    "epochs": len(each.epochs),
+                    "seconds": each.seconds,
+                }
+                for i, each in enumerate(logs)
             ]
         return log
+
+    def _grown(self, spec: TaskSpec, growth: float, draws: Tensor) -> Tfm:
+        """A copy that has grown so much; every candidate starts from the same draws."""
+        torch.set_rng_state(draws)
+        trial = copy.deepcopy(self)
+        trial._add(spec, growth)
+        return trial
 
     def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:
         growth = self._candidates()[0]

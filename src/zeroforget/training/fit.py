@@ -20,6 +20,9 @@ from zeroforget.training.graphs import CapturedStep
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
+UNFINISHED = "its turn did not come again"
+"""Why a learner of a race stopped that others decided."""
+
 
 class Diverged(ValueError):
     """Training met NaN or infinity and was stopped; what had been learned before is as it was."""
@@ -74,16 +77,6 @@ class FitLog:
         """The validation accuracy of the weights that were kept."""
         return self.epochs[self.best].val_accuracy if self.best >= 0 else math.nan
 
-    def until(self, count: int) -> FitLog:
-        """The log as it was after so many epochs."""
-        if len(self.epochs) <= count:
-            return self
-        epochs = self.epochs[:count]
-        best = self.best
-        if best >= count:  # kept is the first with the lowest loss, or, where the last one is, the last
-            best = min(range(count), key=lambda n: epochs[n].val_loss, default=-1)
-        return FitLog(epochs, best, "", sum(e.seconds for e in epochs))
-
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return asdict(self)
@@ -109,8 +102,8 @@ class Progress:
     last: Epoch | None
 
 
-Hopeless = Callable[[list[FitLog]], Iterable[int]]
-"""Of learners that train side by side: given their logs up to the same epoch, the positions of those to stop."""
+Turns = Callable[[list[FitLog]], Iterable[int]]
+"""Of learners that train side by side: given their logs so far, the positions of those that train an epoch next."""
 
 
 @dataclass
@@ -134,11 +127,11 @@ class Fit:
         return self.race([learner], task, index, **changes)[0]
 
     def race(
-        self, learners: Sequence[Learner], task: Task, index: int, hopeless: Hopeless | None = None, **changes: Any
+        self, learners: Sequence[Learner], task: Task, index: int, turns: Turns | None = None, **changes: Any
     ) -> list[FitLog]:
-        """Train several, an epoch each in turn. After each round `hopeless` names those to stop, as they are.
+        """Train several side by side, an epoch at a time: all of them, or those whose turn it is, until it is nobody's.
 
-        It sees what a run that was never interrupted would show it, so a resumed race is decided alike.
+        `turns` sees what a run that was never interrupted would show it, so a resumed race takes the same course.
         """
         task.check()
         regime = replace(self.regime, **changes)
@@ -148,14 +141,15 @@ class Fit:
         try:
             for loop in loops:
                 loop.begin()
-            rounds = 0
-            while any(loop.active() for loop in loops):
-                rounds += 1
-                for loop in loops:
-                    if loop.active() and len(loop.log.epochs) < rounds:
-                        loop.epoch()
-                for position in hopeless([loop.log.until(rounds) for loop in loops]) if hopeless else ():
-                    loops[position].give_up()
+            seen = [0] * len(loops)
+            while True:
+                logs = [loop.so_far(count) for loop, count in zip(loops, seen, strict=True)]
+                going = [i for i in (turns(logs) if turns else range(len(loops))) if not logs[i].stopped]
+                if not going:
+                    break
+                for i in going:
+                    seen[i] += 1
+                    loops[i].train_until(seen[i])
         except BaseException:  # Ctrl-C included: nobody is left with half-trained weights
             for loop in loops:
                 loop.undo()
@@ -208,16 +202,21 @@ class _Loop:
         self.best = self.start = _copy(self.learner.moving())
         self._resume()
 
-    def active(self) -> bool:
-        """Whether there is more to train."""
-        return not self.log.stopped
+    def so_far(self, count: int) -> FitLog:
+        """The log as it was after so many epochs; a run that was interrupted may have left more."""
+        if len(self.log.epochs) <= count:
+            return self.log
+        epochs = self.log.epochs[:count]
+        best = -1
+        for epoch in epochs:  # as it was chosen then
+            if self.regime.keep == "last" or epoch.val_loss < (epochs[best].val_loss if best >= 0 else math.inf):
+                best = epoch.epoch
+        return FitLog(epochs, best, "", sum(epoch.seconds for epoch in epochs))
 
-    def give_up(self) -> None:
-        """Train no more, and hold no memory for it."""
-        if self.active():
-            self.log.stopped = "stopped: it could not have been chosen"
-            self.optimizer, self.best = None, {}
-            self.recorded.clear()
+    def train_until(self, count: int) -> None:
+        """Train until so many epochs are done, which may have been before an interruption."""
+        while len(self.log.epochs) < count and not self.log.stopped:
+            self._epoch(len(self.log.epochs))
 
     def undo(self) -> None:
         """Put back the weights from before the first epoch."""
@@ -226,13 +225,11 @@ class _Loop:
 
     def finish(self) -> FitLog:
         """Put the best weights in place."""
-        if self.best:
-            _restore(self.learner.moving(), self.best)
+        _restore(self.learner.moving(), self.best)
+        self.log.stopped = self.log.stopped or UNFINISHED
         return self.log
 
-    def epoch(self) -> None:
-        """Train and validate once, and leave a checkpoint."""
-        number = len(self.log.epochs)
+    def _epoch(self, number: int) -> None:
         began = time.perf_counter()
         # All of the epoch is handed to the device before anything waits for it.
         train, val = self._train(number), self._validate()

@@ -1,0 +1,66 @@
+"""The growth search of section 4.1 without training every candidate to its end: whose turn it is, and when it is over.
+
+The decision is the smallest growth whose final validation accuracy is within a margin of the best one. A candidate that
+has ended is known. One that has not may still end anywhere between nothing and a bound:
+
+- accuracy never exceeds 1;
+- once the learning rate has fallen to a share r of its highest, half or less, accuracy on n validation images is taken
+  to rise by at most r (0.15 + 3 / sqrt(n)) + 1/n over that of the weights kept so far.
+
+The second is the one assumption (what was measured is in docs/experiments.md). Candidates that seem not to matter wait.
+None is given up before those that ended prove it, so a guess that fails costs time and not the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeroforget.training import FitLog
+
+STEADY, CHANCE = 0.15, 3.0
+_EDGE = 1e-9
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a candidate's final accuracy: it ends between `low` and `high`, and is at `now`."""
+
+    low: float
+    now: float
+    high: float
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known."""
+        return self.low == self.high
+
+
+def standing(log: FitLog, images: int) -> Standing:
+    """Where a candidate stands; `images` are those it is validated on."""
+    now = log.val_accuracy if log.best >= 0 else 0.0
+    if log.stopped:
+        return Standing(now, now, now)
+    rates = [epoch.lr for epoch in log.epochs]
+    share = rates[-1] / max(rates) if rates else 1.0
+    rise = share * (STEADY + CHANCE / math.sqrt(images)) + 1 / images if share <= 0.5 else 1.0
+    return Standing(-1.0, now, min(1.0, now + rise))
+
+
+def turns(candidates: Sequence[Standing], margin: float) -> list[int]:
+    """Which candidates, smallest growth first, train an epoch next; none when the decision is certain."""
+    margin += _EDGE
+    best = max(each.low for each in candidates)
+    able = [i for i, each in enumerate(candidates) if each.high >= best - margin]  # to be chosen, or to be the best
+    first = candidates[able[0]]
+    if first.ended and first.now >= max(each.high for each in candidates) - margin:
+        return []
+    leader = max(each.now for each in candidates)
+    likely = [i for i in able if candidates[i].high >= leader - margin]
+    for i in likely:
+        if all(each.high <= candidates[i].now + margin for each in candidates[i + 1 :]):
+            likely = [k for k in likely if k <= i]  # the larger ones cannot matter if this one ends as it stands
+            break
+    going = [i for i in likely if not candidates[i].ended]
+    return going or [i for i in able if not candidates[i].ended]
