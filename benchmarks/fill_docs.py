@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ def drawn(text: str) -> dict[str, str]:
     for match in BLOCK.finditer(text):
         kind, *names = match[3].split()
         if match[2] == "picture" and not _missing(names):
-            found[_file(kind, names)] = pictures.PICTURES[kind](*(archive.load(ROOT / name) for name in names))
+            with suppress(pictures.Lacking):  # the page says what
+                found[_file(kind, names)] = _picture(kind, names)
     return found
+
+
+def _picture(kind: str, names: list[str]) -> str:
+    return pictures.PICTURES[kind](*(archive.load(ROOT / name) for name in names))
 
 
 def _body(block: str, words: list[str]) -> str:
@@ -45,7 +51,10 @@ def _body(block: str, words: list[str]) -> str:
     if missing := _missing(names):
         return _no_results(missing)
     if block == "picture":
-        title = re.search("<title>(.*?)</title>", pictures.PICTURES[words[0]](*(archive.load(ROOT / n) for n in names)))
+        try:
+            title = re.search("<title>(.*?)</title>", _picture(words[0], names))
+        except pictures.Lacking as lacking:
+            return f"*No picture yet: {lacking}.*"
         return f"![{title[1] if title else words[0]}]({FOLDER}/{_file(words[0], names)})"
     runs = archive.load(ROOT / names[0])
     if block == "tuned":
@@ -59,8 +68,8 @@ def _missing(names: Iterable[str]) -> list[str]:
 
 def _no_results(names: list[str]) -> str:
     """Plain words where figures will stand."""
-    files = [f"experiments/{Path(name).stem}.toml" for name in names]
-    return f"*No results yet: {' and '.join(f'`{file}`' for file in files)} was not run to its end.*"
+    files = " and ".join(f"`experiments/{Path(name).stem}.toml`" for name in names)
+    return f"*No results yet: {files} {'was' if len(names) == 1 else 'were'} not run to the end.*"
 
 
 def _file(kind: str, names: list[str]) -> str:

@@ -14,8 +14,11 @@ from zeroforget.experiments.results import Results, mean
 
 WIDTH = 720
 ROW = 24
-OURS = ("tfm", "tfm-nofn", "tfm-search", "tfm-nofn-search")
 Runs = Sequence[Results]
+
+
+class Lacking(ValueError):
+    """The results do not hold what the picture is of."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,9 @@ def averages(runs: Runs) -> str:
     marks = _across(scale, 10, bottom)
     for place, row in enumerate(rows):
         y, cell, x = 10 + ROW * (place + 0.5), row.average, scale(row.average.accuracy)
-        kind = "m1" if row.method in OURS else "quiet" if row.method in tables.UPPER_BOUNDS else "m0"
-        marks.append(text(180, y, row.title, "strong" if row.method in OURS else "", "end"))
+        ours = row.method.startswith("tfm")
+        kind = "m1" if ours else "quiet" if row.method in tables.UPPER_BOUNDS else "m0"
+        marks.append(text(180, y, row.title, "strong" if ours else "", "end"))
         if cell.spread:
             marks.append(line(scale(cell.accuracy - cell.spread), y, scale(cell.accuracy + cell.spread), y, "span"))
         if row.method in theirs:
@@ -175,7 +179,7 @@ def _apart(places: Sequence[float], least: float = 16.0) -> list[float]:
 
 def distance(*files: Runs) -> str:
     """How far zero forgetting is from joint training on all data, a row for each experiment."""
-    rows = [(runs[0].experiment, *_ends(runs)) for runs in files]
+    rows = [(runs[0].experiment or runs[0].scenario, *_ends(runs)) for runs in files]
     scale = fitted([v for _, *pair in rows for v in pair], 250, WIDTH - 100)
     bottom = 10 + 34 * len(rows)
     marks = _across(scale, 10, bottom)
@@ -194,9 +198,9 @@ def _ends(runs: Runs) -> tuple[float, float]:
     """The best average of TFM and the best of joint training."""
     (table,) = tables.tables(runs)
     joint = [row.average.accuracy for row in table.rows if row.method in ("joint", "joint-scratch")]
-    ours = [row.average.accuracy for row in table.rows if row.method in OURS]
+    ours = [row.average.accuracy for row in table.rows if row.method.startswith("tfm")]
     if not joint or not ours:
-        raise ValueError(f"'{runs[0].experiment}' lacks runs of tfm and joint, whose distance was asked for")
+        raise Lacking(f"`{runs[0].experiment or runs[0].scenario}` lacks {'TFM' if joint else 'joint training'}")
     return max(ours), max(joint)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import fill_docs, pictures
 from tests.experiments.helpers import results
+from zeroforget.experiments import archive
 from zeroforget.experiments.results import Results
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -72,8 +73,19 @@ def test_a_method_that_waited_has_no_course() -> None:
 def test_the_distance_is_that_of_the_best_of_both() -> None:
     picture = pictures.distance(runs())
     assert "5.5 points" in words(picture)
-    with pytest.raises(ValueError, match="lacks runs"):
+    with pytest.raises(pictures.Lacking, match="lacks joint training"):
         pictures.distance(runs()[:2])
+
+
+def test_half_of_the_results_is_half_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results land one after another: what can be shown is shown, and the page says what is lacking."""
+    monkeypatch.setattr(fill_docs, "ROOT", tmp_path)
+    archive.save(runs()[:2], tmp_path / "results" / "some.json")
+    page = "<!-- picture {} results/some.json -->\n<!-- end -->"
+    assert "*No picture yet: `digits/5` lacks joint training.*" in fill_docs.filled(page.format("distance"))
+    assert not fill_docs.drawn(page.format("distance"))
+    assert "](pictures/some-averages.svg)" in fill_docs.filled(page.format("averages"))
+    assert list(fill_docs.drawn(page.format("averages"))) == ["some-averages.svg"]
 
 
 def test_no_figure_where_there_are_no_results() -> None:
@@ -81,7 +93,7 @@ def test_no_figure_where_there_are_no_results() -> None:
     for block in blocks:
         page = f"before\n<!-- {block} -->\nan old figure 99.9\n<!-- end -->\nafter\n"
         made = fill_docs.filled(page)
-        assert "*No results yet: `experiments/none.toml` was not run to its end.*" in made
+        assert "*No results yet: `experiments/none.toml` was not run to the end.*" in made
         assert "99.9" not in made
         assert not fill_docs.drawn(page)
         assert fill_docs.filled(made) == made
