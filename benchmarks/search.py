@@ -1,0 +1,111 @@
+"""The growth search against learning one task: `python -m benchmarks.search`.
+
+Task after task, from the same state: the search that stops early, the search that trains every candidate to its end,
+and the growth they chose, trained alone. The two searches must choose the same, and the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeroforget.data import Split, Task, scenario
+from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.tfm import Tfm
+from zeroforget.nets import build
+from zeroforget.training import Fit, FitLog, Regime
+from zeroforget.training.seeding import generator, seeded
+
+START, GROWTH = (0.2, 0.35, 0.5, 0.65), (0.0, 0.05, 0.1, 0.2)
+
+
+def part(task: Task, images: int) -> Task:
+    """A task with at most so many training images, and half as many for validation."""
+
+    def some(split: Split, size: int) -> Split:
+        rows = torch.randperm(len(split), generator=generator("part", task.name))[:size]
+        return Split(split.images, split.labels[rows], rows if split.rows is None else split.rows[rows])
+
+    return replace(task, train=some(task.train, images), val=some(task.val, images // 2))
+
+
+def timed(work: Callable[..., FitLog], device: str, *args: Any) -> tuple[FitLog, float]:
+    """What the work returns, and its seconds; without a GPU those of the processor, where neighbours do not count."""
+    cuda = device.startswith("cuda")
+    clock = time.perf_counter if cuda else time.process_time
+    began = clock()
+    log = work(*args)
+    if cuda:
+        torch.cuda.synchronize()
+    return log, clock() - began
+
+
+def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dict[str, Any]]:
+    """Learn one task in the three ways; returns the model that learned it and what it took."""
+    index = len(model.specs)
+    pruned, full = copy.deepcopy(model), copy.deepcopy(model)
+    full.prune = False
+    logs: dict[str, FitLog] = {}
+    seconds: dict[str, float] = {}
+    for name, learner in (("pruned", pruned), ("full", full)):
+        with seeded("learn", seed, index):
+            logs[name], seconds[name] = timed(learner.learn, regime.device, task, Fit(regime, seed))
+    tables = [logs[name].notes["search"] for name in ("pruned", "full")]
+    same = [row["chosen"] for row in tables[0]] == [row["chosen"] for row in tables[1]]
+    state = full.state_dict()
+    bits = same and all(torch.equal(tensor, state[name]) for name, tensor in pruned.state_dict().items())
+    with seeded("learn", seed, index):
+        spec = TaskSpec(task.name, len(task.classes))
+        alone = model._grown(spec, logs["full"].notes["growth"], torch.get_rng_state())
+        _, seconds["one"] = timed(Fit(regime, seed), regime.device, alone, task, index)
+    epochs = [sum(row["epochs"] for row in table) for table in tables]
+    facts = {"task": task.name, "same": same, "bits": bits, "epochs": epochs, "seconds": seconds, "search": tables}
+    return full, facts
+
+
+def main() -> None:
+    """Measure, print a line for each task and the medians."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.add_argument("--scenario", default="digits/5")
+    parser.add_argument("--network", default="small")
+    parser.add_argument("--images", type=int, default=2000, help="at most so many training images a task")
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    regime = Regime(**{"device": args.device} | args.regime)
+    rows: list[dict[str, Any]] = []
+    for seed in args.seeds:
+        data = scenario(args.scenario, seed=seed)
+        with seeded("net", seed):
+            net = build(args.network, data.shape)
+            model = Tfm(net, data.example(), search_start=START, search=GROWTH).to(args.device)
+        for task in data.tasks[: args.tasks]:
+            model, facts = measure(model, part(task, args.images), regime, seed)
+            rows.append({"seed": seed} | facts)
+            pruned, full = (facts["seconds"][name] / facts["seconds"]["one"] for name in ("pruned", "full"))
+            agree = "same choice and bits" if facts["bits"] else "same choice" if facts["same"] else "OTHER CHOICE"
+            print(
+                f"{args.scenario} seed {seed} {task.name}: {pruned:.2f} / {full:.2f} of one task, {agree}", flush=True
+            )
+    ratios = {n: statistics.median(r["seconds"][n] / r["seconds"]["one"] for r in rows) for n in ("pruned", "full")}
+    agreed = sum(row["bits"] for row in rows)
+    print(f"{ratios['pruned']:7.3f}  growth search / one task, median of {len(rows)}")
+    print(f"{ratios['full']:7.3f}  without stopping early; {agreed} of {len(rows)} searches agree bit for bit")
+    if args.out:
+        args.out.write_text(json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
