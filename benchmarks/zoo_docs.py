@@ -47,11 +47,13 @@ def _results(found: dict[str, Any]) -> str:
     commits = " and ".join(sorted({row["commit"] for row in found["models"]}))
     lines = [
         "\n## Models of torchvision and timm\n",
-        f"Converted, proved, grown by a second task and compared bit for bit on {found['date'][:10]} ({versions}; "
+        "All of torchvision's classification models and one model of each of timm's 60 largest families, converted, "
+        f"proved, grown by a second task and compared\nbit for bit on {found['date'][:10]} ({versions}; "
         f"commit {commits}) by\n\n    {found['command']}\n",
-        "*Axes* are runs of features that grow on their own; *kept* are layers whose width stays. Seconds are of "
-        "processor time on one thread, for converting and proving at the small input size given. Models of "
-        "torchvision are classifiers and were adopted with their heads; of timm, the feature extractor was grown.\n",
+        "*Axes* are runs of features that grow on their own; *coupled* ones are explained above; *kept* are layers whose "
+        "width stays. Seconds are of\nprocessor time on one thread, for converting and proving at the small input size "
+        "given. Models of torchvision are classifiers\nand were adopted with their own heads"
+        f"{_unless(found['models'])}; of timm, the feature extractor was grown.\n",
     ]
     for library in sorted({row["library"] for row in found["models"]}):
         rows = [row for row in found["models"] if row["library"] == library]
@@ -64,9 +66,17 @@ def _results(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _unless(rows: list[dict[str, Any]]) -> str:
+    """Which of torchvision's models could not be adopted with their heads."""
+    others = [row["model"] for row in rows if row["library"] == "torchvision" and not row["adopted"]]
+    return (
+        f" (but for {', '.join(others)}, which end in no linear layer: their logits grew as features)" if others else ""
+    )
+
+
 def _line(row: dict[str, Any]) -> str:
     why = row["why"].replace("|", "/").replace("\n", " ")
-    why = why if len(why) <= 160 else why[:157] + "..."
+    why = why if len(why) <= 240 else why[:237] + "..."
     return (
         f"| {row['model']} | {row['weights'] / 1e6:.1f} | {row['size']} | {row['status']} | {row['axes']} | "
         f"{row['coupled']} | {row['kept']} | {row['seconds']:.1f} | {why} |"
