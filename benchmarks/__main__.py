@@ -66,22 +66,32 @@ def inference_ratio(device: str) -> Iterator[Row]:
 
 
 def plain_loop(net: nn.Module, head: nn.Module, task: Task, epochs: int, device: str) -> None:
-    """The plainest PyTorch loop for what our fine-tuning does: shuffle, step, validate."""
-    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.05)
+    """The plainest PyTorch loop for what our fine-tuning does: shuffle, step, log the loss, validate, keep the best."""
+    model = nn.Sequential(net, head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     x, y = task.train.batch(torch.arange(len(task.train)))
     val_x, val_y = task.val.batch(torch.arange(len(task.val)))
     x, y, val_x, val_y = x.to(device), y.to(device), val_x.to(device), val_y.to(device)
+    best, kept = float("inf"), copy.deepcopy(model.state_dict())
     for _ in range(epochs):
-        net.train()
+        model.train()
+        total = torch.zeros((), device=device)
         for index in torch.randperm(len(x)).split(64):
             batch = task.prepare.train(x[index])
             optimizer.zero_grad()
-            loss = F.cross_entropy(head(net(batch)), y[index])
+            loss = F.cross_entropy(model(batch), y[index])
             loss.backward()
             optimizer.step()
-        net.eval()
+            total += loss.detach() * len(index)
+        total.item()
+        model.eval()
         with torch.no_grad():
-            F.cross_entropy(head(net(task.prepare.test(val_x))), val_y).item()
+            out = model(task.prepare.test(val_x))
+            now = F.cross_entropy(out, val_y).item()
+            (out.argmax(1) == val_y).float().mean().item()
+        if now < best:
+            best, kept = now, copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept)
 
 
 def loop_ratio(device: str) -> Iterator[Row]:
