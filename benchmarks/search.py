@@ -69,7 +69,7 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
         _, seconds["one"] = timed(Fit(regime, seed), regime.device, alone, task, index)
     epochs = [sum(row["epochs"] for row in table) for table in tables]
     facts = {"task": task.name, "same": same, "bits": bits, "epochs": epochs, "seconds": seconds, "search": tables}
-    return full, facts
+    return pruned, facts
 
 
 def main() -> None:
