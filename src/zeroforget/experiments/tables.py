@@ -31,6 +31,8 @@ TITLES = {
     "tfm": "TFM",
     "tfm-nofn-search": "TFM w/o FN, searched",
     "tfm-search": "TFM, searched",
+    "tfm-10": "TFM, 10 % + 10 %",
+    "tfm-55": "TFM, 55 % + 5 %",
 }
 """Names as the paper prints them, in its order, and those of our own; other methods follow under their labels."""
 
