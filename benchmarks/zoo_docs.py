@@ -51,8 +51,8 @@ def _results(found: dict[str, Any]) -> str:
         f"proved, grown by a second task and compared\nbit for bit on {found['date'][:10]} ({versions}; "
         f"commit {commits}) by\n\n    {found['command']}\n",
         "*Axes* are runs of features that grow on their own; *coupled* ones are explained above; *kept* are layers "
-        "whose width stays. Seconds are of\nprocessor time on one thread, for converting and proving at the small input size "
-        "given. Models of torchvision are classifiers\nand were adopted with their own heads"
+        "whose width stays. Seconds are of\nprocessor time on one thread, for converting and proving at the small "
+        "input size given. Models of torchvision are classifiers\nand were adopted with their own heads"
         f"{_unless(found['models'])}; of timm, the feature extractor was grown.\n",
     ]
     for library in sorted({row["library"] for row in found["models"]}):
