@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.methods import small_tasks
 from tests.training.test_fit import Scripted, method, task
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.joint import Joint
+from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime
 from zeroforget.training.seeding import seeded
@@ -147,3 +149,29 @@ def test_joint_learns_under_smoothing() -> None:
 def test_the_new_options_check_themselves(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Regime(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_reach_is_how_far_a_steady_gradient_carries(momentum: float) -> None:
+    regime = Regime(lr=0.1, options={"momentum": momentum})
+    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer = regime.make_optimizer([weight], regime.lr)
+    places = []
+    for _ in range(400):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        places.append(float(weight.detach()))
+    assert places[-2] - places[-1] == pytest.approx(regime.reach)
+
+
+def test_a_teacher_is_obeyed_under_momentum() -> None:
+    """Momentum carries ten times as far; a strong teacher must bound that, not the single step."""
+    first, second = small_tasks.tasks(2)
+    recipe = small_tasks.regime(options={"momentum": 0.9}, epochs=6)
+    learner = build("lwf", small_tasks.net(), small_tasks.example(), strength=10.0)
+    with seeded("learn"):
+        learner.learn(first, Fit(recipe))
+        was = small_tasks.right(learner, 0)
+        learner.learn(second, Fit(recipe))
+    assert was > 0.9
+    assert small_tasks.right(learner, 0) > was - 0.1

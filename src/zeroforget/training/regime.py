@@ -73,6 +73,12 @@ class Regime:
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use device='cpu'")
 
+    @property
+    def reach(self) -> float:
+        """The rate with which plain SGD would go as far: momentum adds its steps up."""
+        momentum = float(self.options.get("momentum", 0.0))
+        return self.lr / (1 - momentum) if momentum < 1 else math.inf
+
     def cosine(self, done: float, step: float) -> float:
         """The rate of the cosine schedule for the step that begins after `done` epochs and lasts `step` of one."""
         if done < self.warmup:
