@@ -18,6 +18,7 @@ import torch
 from tests.experiments.helpers import write_toml
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import OtherConfiguration, read_log
+from zeroforget.experiments.parallel import _cause
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, run
 from zeroforget.experiments.watch import Watch
@@ -110,6 +111,18 @@ def test_each_that_fails_is_named_and_the_others_finish(tmp_path: Path) -> None:
     assert "in after_step" in said
     assert sorted(label for event, label in seen.events if event == "failed") == ["broken", "exploding", "killed"]
     assert [r.method for r in load_runs([tmp_path / "out"])] == ["finetuning"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (1, "exit code 1. If a script of yours started it, call run(..., parallel=N) under `if __name__ == "),
+        (143, "was asked to end (SIGTERM)"),
+        (-11, "died of SIGSEGV. If memory was short: start it again with a lower --parallel"),
+    ],
+)
+def test_a_process_that_ends_without_a_word_is_explained(code: int, said: str) -> None:
+    assert said in _cause(code)
 
 
 def test_another_configuration_is_refused_before_anything_is_trained(tmp_path: Path) -> None:

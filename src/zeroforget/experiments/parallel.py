@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -84,12 +85,21 @@ class _Voice(Watch):
 
 def _live(work: Work, config: RunConfig, ears: Connection, threads: int) -> None:
     """All that a process does. If the one that started it is gone, its next word fails, and it ends."""
-    signal.signal(signal.SIGTERM, _asked_to_end)
-    torch.set_num_threads(threads)
+    try:
+        signal.signal(signal.SIGTERM, _asked_to_end)
+        torch.set_num_threads(threads)
+        _work(work, config, ears)
+    except _Stopped:
+        sys.exit(128 + signal.SIGTERM)
+    finally:
+        if torch.cuda.is_initialized():  # one that leaves work behind can harm its neighbours under MPS
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize()
+
+
+def _work(work: Work, config: RunConfig, ears: Connection) -> None:
     try:
         work(config, _Voice(ears))
-    except _Stopped:
-        pass
     except torch.OutOfMemoryError as error:
         _last_word(ears, f"the GPU's memory is full: {str(error).splitlines()[0]} {_FEWER}")
     except MemoryError:
@@ -98,10 +108,6 @@ def _live(work: Work, config: RunConfig, ears: Connection, threads: int) -> None
         _last_word(ears, str(error))
     except Exception:
         _last_word(ears, traceback.format_exc().rstrip())
-    finally:
-        if torch.cuda.is_initialized():  # one that leaves work behind can harm its neighbours under MPS
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.synchronize()
 
 
 _FEWER = "Start it again with a lower --parallel: it goes on where it stopped"
@@ -158,6 +164,8 @@ class _Child:
 
 def _cause(code: int) -> str:
     """Why a process that said nothing has ended."""
+    if code == 128 + signal.SIGTERM:
+        return "its process was asked to end (SIGTERM). Started again, it goes on where it stopped"
     if code >= 0:
         return (
             f"its process ended at once, with exit code {code}. If a script of yours started it, "
