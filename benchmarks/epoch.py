@@ -100,11 +100,7 @@ def busy(run: Callable[[], object], args: argparse.Namespace) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         run()
         torch.cuda.synchronize()
-    spans = sorted(
-        (e.time_range.start, e.time_range.end)
-        for e in trace.events()
-        if e.device_type == DeviceType.CUDA
-    )
+    spans = sorted((e.time_range.start, e.time_range.end) for e in trace.events() if e.device_type == DeviceType.CUDA)
     spans = spans[len(spans) // 2 :]  # the first half warms up and records
     total, end = 0.0, float(spans[0][0])
     for start, stop in spans:

@@ -101,7 +101,7 @@ class Training:
 
     def _augment(self, epoch: int) -> None:
         with seeded("augment", self.seed, self.task.name, epoch):
-            for index in torch.arange(len(self.images)).split(8192):
+            for index in torch.arange(len(self.images), device=self.task.train.labels.device).split(8192):
                 raw, _ = self.task.train.batch(index)
                 self.images[int(index[0]) : int(index[-1]) + 1] = self.task.prepare.train(raw.to(self.device))
 
@@ -123,7 +123,7 @@ def train(
 
 
 def _shape(task: Task) -> tuple[int, ...]:
-    return tuple(task.prepare.test(task.train.batch(torch.arange(1))[0]).shape[1:])
+    return tuple(task.prepare.test(task.train.batch(torch.arange(1, device=task.train.labels.device))[0]).shape[1:])
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -151,7 +151,7 @@ def resident(task: Task, device: str) -> Task:
     """The task with its own images on the device."""
 
     def moved(split: Split) -> Split:
-        images, labels = split.batch(torch.arange(len(split)))
+        images, labels = split.batch(torch.arange(len(split), device=split.labels.device))
         return Split(images.to(device), labels.to(device))
 
     return replace(task, train=moved(task.train), val=moved(task.val), test=moved(task.test))
