@@ -127,8 +127,7 @@ def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_bits(
         run(experiment, tmp_path / "cut", watch=StopAt(reports))
     again = Count()
     assert comparable(run(experiment, tmp_path / "cut", watch=again)) == comparable(whole)
-    # At most one phase of 3 epochs with 4 + 1 reports is repeated: epochs may be too quick for a checkpoint each.
-    assert again.steps <= count.steps - reports + 15
+    assert again.steps <= count.steps - reports + 5  # at most one epoch of 4 + 1 reports is repeated
     logs = [tmp_path / place / experiment.runs()[0].folder / "log.jsonl" for place in ("whole", "cut")]
     epochs = [
         [{k: v for k, v in e.items() if k != "seconds"} for e in read_log(log) if e["event"] == "epoch"] for log in logs

@@ -344,7 +344,7 @@ class _Loop:
         self.fit.progress(Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last))
 
     def _save(self) -> None:
-        """After every epoch where that is quick; where it is slow, so seldom that it takes a tenth of the time."""
+        """After every epoch; on a GPU, where writing may take longer than that, for a tenth of the time at most."""
         began = time.perf_counter()
         if self.file is None or (began < self.save_again and not self.log.stopped):
             return
@@ -358,7 +358,7 @@ class _Loop:
         facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "optimizer": numbers}
         self.file.save(tensors, facts | {"log": self.log.to_dict()})
         ended = time.perf_counter()
-        self.save_again = ended + 9 * (ended - began)
+        self.save_again = ended if self.on_cpu else ended + 9 * (ended - began)
 
     def _resume(self) -> None:
         saved = None if self.file is None else self.file.load()
