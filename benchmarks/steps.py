@@ -161,18 +161,22 @@ def main() -> None:
 
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     """Where and how something was measured."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        del words[words.index("--out") : words.index("--out") + 2]  # where it is written says nothing of how
     return {
-        "command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
         "args": {k: str(v) for k, v in vars(args).items() if k != "out"},
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "commit": os.environ.get("ZEROFORGET_COMMIT") or _commit(),
+        "commit": os.environ.get("ZEROFORGET_COMMIT") or commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What is checked out."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

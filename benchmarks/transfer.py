@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import transfer_docs
+from benchmarks.steps import commit
 from benchmarks.transfer_contestants import (
     Adapting,
     Classifier,
@@ -41,6 +43,7 @@ from zeroforget.data import Plan, Task, scenario
 from zeroforget.training import Regime, accuracy, logits
 from zeroforget.training.seeding import seeded
 
+COMMAND = "python -m benchmarks.transfer --data-root DIR --device cuda --out results/transfer.json"
 SHAPE = (3, 64, 64)
 PAD = 6
 """Crops are drawn from images padded by this many pixels."""
@@ -239,6 +242,7 @@ def about(args: argparse.Namespace, size: Size) -> dict[str, Any]:
     """Where and how this was measured."""
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu"
     facts = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "device": device, "torch": torch.__version__}
+    facts |= {"command": COMMAND, "commit": os.environ.get("ZEROFORGET_COMMIT") or commit()}
     return facts | {"quick": args.quick, "eager": args.eager, "size": asdict(size), "runs": []}
 
 

@@ -49,10 +49,10 @@ def _about(found: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     equal = "bit-equal to its own" if all(run["adopted"]["equal"] for run in runs) else "NOT equal to its own"
     kind = "A trial of the script only, too small to mean anything. " if found["quick"] else ""
     text = (
-        f"{kind}{found['device']}, torch {found['torch']}, {found['date']}; seed{'s' * (len(runs) > 1)} {seeds}. The "
-        f"network in service ({whole / 1e6:.1f} MB) has {100 * right:.1f} % of its {size['first']} classes right; "
-        f"adopted, its logits are {equal}. Each task: {size['classes']} classes, {size['epochs']} epochs, batches of "
-        f"{size['batch']}."
+        f"{kind}{found['device']}, torch {found['torch']}, commit {found['commit']}, {found['date']}; "
+        f"seed{'s' * (len(runs) > 1)} {seeds}. The network in service ({whole / 1e6:.1f} MB) has {100 * right:.1f} % of "
+        f"its {size['first']} classes right; adopted, its logits are {equal}. Each task: {size['classes']} classes, "
+        f"{size['epochs']} epochs, batches of {size['batch']}."
     )
     return textwrap.fill(text, 119)
 

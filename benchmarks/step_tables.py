@@ -1,0 +1,63 @@
+"""The tables of docs/speed.md, made from what `benchmarks.steps` and `benchmarks.epoch` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+NAMES = {
+    "finetuning": "fine-tuning, plain PyTorch",
+    "first task": "the same by our operators (a first task: everything is newborn)",
+    "floor": "floor: forward and the gradient of the inputs alone",
+    "naive": "naive masks: whole gradient, then masked",
+    "tfm-nofn": "learning a task, without feature normalization",
+    "tfm": "learning a task",
+    "tfm-nofn/8": "… without it, widths at multiples of 8",
+    "tfm/8": "… with it, widths at multiples of 8",
+}
+
+
+def steps(files: list[Path]) -> str:
+    """One column for each network and frozen share; each figure a step's time over that of fine-tuning."""
+    found = [json.loads(file.read_text()) for file in files]
+    columns: list[tuple[str, dict[str, dict[str, Any]]]] = []
+    for each in found:
+        shape = "×".join(map(str, json.loads(each["args"]["shape"])[1:]))
+        for frozen in sorted({row["frozen"] for row in each["rows"]}, reverse=True):
+            rows = {row["step"]: row for row in each["rows"] if row["frozen"] == frozen}
+            columns.append((f"{each['args']['network']} {shape}, {frozen:.0%}", rows))
+    lines = [
+        "| a step's time over fine-tuning's | " + " | ".join(title for title, _ in columns) + " |",
+        "|---|" + "--:|" * len(columns),
+    ]
+    for step, name in NAMES.items():
+        cells = [_cell(step, rows) for _, rows in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(_about(each) for each in found)])
+
+
+def _cell(step: str, rows: dict[str, dict[str, Any]]) -> str:
+    if step not in rows:
+        return "–"
+    ratio = f"{rows[step]['ratio']:.2f}"
+    return f"{ratio} ({rows[step]['ms']:.2f} ms)" if step == "finetuning" else ratio
+
+
+def _about(found: dict[str, Any]) -> str:
+    precision = found["args"].get("precision", "")
+    return (
+        f"`{found['command']}`: {found['device']}, {precision}, torch {found['torch']}, commit {found['commit']}, "
+        f"{found['date']}.\n"
+    )
+
+
+def epochs(files: list[Path]) -> str:
+    """One row for each loop."""
+    found = json.loads(files[0].read_text())
+    lines = ["| loop | seconds an epoch | over the plainest | GPU busy |", "|---|--:|--:|--:|"]
+    for row in found["rows"]:
+        busy = f"{row['busy']:.0%}" if "busy" in row else "–"
+        lines.append(f"| {row['loop']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {busy} |")
+    note = [found["note"], ""] if "note" in found else []
+    return "\n".join([*lines, "", *note, _about(found)])
