@@ -50,8 +50,8 @@ def _about(found: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     kind = "A trial of the script only, too small to mean anything. " if found["quick"] else ""
     text = (
         f"{kind}{found['device']}, torch {found['torch']}, commit {found['commit']}, {found['date']}; "
-        f"seed{'s' * (len(runs) > 1)} {seeds}. The network in service ({whole / 1e6:.1f} MB) has {100 * right:.1f} % of "
-        f"its {size['first']} classes right; adopted, its logits are {equal}. Each task: {size['classes']} classes, "
+        f"seed{'s' * (len(runs) > 1)} {seeds}. The network in service ({whole / 1e6:.1f} MB) has {100 * right:.1f} % "
+        f"of its {size['first']} classes right; adopted, its logits are {equal}. Each task: {size['classes']} classes, "
         f"{size['epochs']} epochs, batches of {size['batch']}."
     )
     return textwrap.fill(text, 119)
