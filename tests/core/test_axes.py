@@ -243,6 +243,22 @@ def test_a_layer_tied_to_the_input_keeps_its_width_with_a_notice() -> None:
     assert net.axes.sizes == {"free": 4}
 
 
+def test_an_empty_slice_behind_a_width_that_is_written_down_keeps_it() -> None:
+    class Parted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).relu()
+            out: Tensor = self.second(torch.cat([h[:, :8], 2 * h[:, 8:]], 1))
+            return out
+
+    with pytest.warns(UserWarning, match="keep their width"):
+        net = grow(Parted(), torch.randn(2, 6))
+    assert dict(net.axes.sizes) == {"second": 5}
+
+
 def test_networks_that_are_no_feature_extractors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must return \(batch, features\)"):
         grow(nn.Conv2d(3, 4, 3), IMAGES)

@@ -44,6 +44,15 @@ class Leaking(Wide):
         return h * h.numel()
 
 
+class Ends(Wide):
+    """Lets no feature through behind the 24th, which a narrow copy does not have; and runs only on real numbers."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if float(h.detach().abs().max()) > 1e9:
+            h = h / 2
+        return nn.functional.pad(h[:, :24], (0, max(0, h.shape[1] - 24)))
+
+
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every network counts as large."""
@@ -72,6 +81,12 @@ def test_a_narrow_copy_shows_what_the_whole_does(pattern: str, monkeypatch: pyte
 def test_what_only_the_whole_network_shows_is_refused(kind: type[Wide]) -> None:
     with pytest.raises(CannotGrow, match="change what old ones compute"):
         proven_axes(kind(), torch.randn(4, 6))
+
+
+@pytest.mark.usefixtures("large")
+def test_features_that_only_the_whole_network_cuts_off_are_refused() -> None:
+    with pytest.raises(CannotGrow, match="new features of 'first' do not reach the output"):
+        proven_axes(Ends(), torch.randn(4, 6))
 
 
 def test_a_narrow_copy_holds_the_first_features_scaled_to_their_inputs() -> None:

@@ -117,7 +117,7 @@ def _slice(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
         return [x]
     if not any(axes(x[dim])):
         return [(*x[:dim], taken, *x[dim + 1 :])]
-    if given.get("step", 1) != 1:
+    if given.get("step", 1) != 1 or not taken:  # an empty end: a width is written down
         w.still(x[dim])
         return [(*x[:dim], taken, *x[dim + 1 :])]
     start = dimension(int(start), n)

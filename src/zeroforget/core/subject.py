@@ -43,8 +43,8 @@ class Subjects:
 
     Of a large one, a copy with a few features on each axis shows exactly, in float64, that old features compute what
     they did and that new ones are felt. A trial growth of the whole then shows the same in its own numbers: its first
-    answers stay the same bits, old features compute what they did, and all that is newborn learns. Wherever the narrow
-    copy is not the same network or either finds a fault, the whole is tried in float64 instead, and that decides.
+    answers stay the same bits, old features compute what they did, new ones are felt and learn. Wherever the narrow copy
+    is not the same network or either finds a fault, the whole is tried in float64 instead, and that decides.
     """
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
@@ -138,7 +138,7 @@ def _confirm(net: nn.Module, axes: Axes, x: Tensor) -> None:
     with in_service(plain), without_caches(plain):
         expected = plain(x)
         tolerance = min(0.05, 1000 * torch.finfo(expected.dtype).eps)
-        trial = Trial(plain, axes, x, by=1)
+        trial = Trial(plain, axes, x)
     trial.confirm(expected, tolerance)
 
 

@@ -30,6 +30,7 @@ class Broke(Exception):
 
 
 _ATTEMPTS = 12
+_BY = 3  # new features on each axis: of a single one, a ReLU may hide the effect again and again
 ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, Clash)
 """What a network of the wrong width raises."""
 
@@ -60,8 +61,8 @@ def where(net: nn.Module, x: Tensor) -> str:
 class Trial:
     """A growing copy of a plain network with three tasks: narrow, with free axes wider, with all of them wider."""
 
-    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor, *, by: int = 3) -> None:
-        self.plain, self.axes, self.x, self.by = plain, axes, x, by
+    def __init__(self, plain: nn.Module, axes: Axes, x: Tensor) -> None:
+        self.plain, self.axes, self.x = plain, axes, x
         self.free = [axis for axis in axes.sizes if axis not in axes.coupled]
         self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
 
@@ -73,7 +74,7 @@ class Trial:
             net.add_task("narrow", 2)
             for task in tasks:
                 chosen = free if task == "free" else list(self.axes.sizes)
-                net.add_task(task, 2, growth=dict.fromkeys(chosen, self.by))
+                net.add_task(task, 2, growth=dict.fromkeys(chosen, _BY))
         return net.eval()
 
     @torch.no_grad()
@@ -94,11 +95,12 @@ class Trial:
 
     def confirm(self, expected: Tensor, tolerance: float) -> None:
         """After growth the first task's outputs are what they were, bit for bit; the wider network's old features are,
-        too, as far as its numbers tell; and all that is newborn learns."""
+        too, as far as its numbers tell; all that is newborn learns, and every axis is felt."""
         self._rebuilt(expected)
         if not self._same(self.net, expected, tolerance):
             raise Unlike("new features change what old ones compute")
-        self._backward(tolerance, compare=True)
+        if unfelt := self._learns(tolerance):
+            raise Unlike(next(iter(unfelt.values())))
 
     def _rebuilt(self, expected: Tensor) -> None:
         if not torch.equal(self._run(self.net, "narrow"), expected):
