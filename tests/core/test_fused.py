@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zeroforget import core
 from zeroforget.core import kernels, layers
 from zeroforget.core.births import Places
 from zeroforget.core.fused import Plan, fused
@@ -177,6 +178,32 @@ def test_a_rectifier_runs_inside_its_layer_only_where_nothing_else_reads_it() ->
     assert not inplace.axes.overwritten
 
 
+@pytest.mark.parametrize("geometry", [None, Geometry((1, 1), (0, 0), (1, 1), 1)])
+def test_an_empty_batch_has_gradients_of_zeros(geometry: Geometry | None) -> None:
+    new = torch.tensor([False, True])
+    block = Block(Places.where(new), Places.where(~new), Places.where(new))
+    x = leaf(0, 2) if geometry is None else leaf(0, 2, 3, 3)
+    weight = torch.randn(2, 2, dtype=torch.float64) if geometry is None else torch.randn(2, 2, 1, 1).double()
+    rows = block.new_out.take(weight, 0).clone().requires_grad_()
+    scale, shift = leaf(1), leaf(1)
+    affine = Affine(None, None, scale, shift, positions(block.new_out, 2), positions(block.old_out, 2))
+    out = fused(x, rows, None, weight, affine, Plan(block, block.old_out, geometry, True))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    for part in (rows, scale, shift):
+        assert part.grad is not None
+        assert not part.grad.any()
+
+
+def test_where_kernels_cannot_be_built_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
+    monkeypatch.delitem(sys.modules, "zeroforget.core.gpu", raising=False)
+    monkeypatch.delattr(core, "gpu", raising=False)
+    with pytest.warns(UserWarning, match="the plain, slower way"):
+        assert not kernels.works.__wrapped__(torch.device("cpu"))
+
+
 KERNELS = """
 import torch
 from tests.core.test_fused import compare
@@ -213,6 +240,9 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         kernels.finish(out, vectors, relu)
         gpu.finish(mine, vectors_there, relu)
         torch.testing.assert_close(mine.cpu(), out)
+        broken = torch.full_like(mine, torch.nan)
+        gpu.finish(broken, vectors_there, relu)
+        assert broken.isnan().all()  # as torch's own: training that diverged must show it
         mine, sums = gpu.unfinish(g.to(device), out.to(device), vectors_there, relu)
         twin, expected = kernels.unfinish(g, out, vectors, relu)
         torch.testing.assert_close(mine.cpu(), twin)

@@ -6,7 +6,7 @@ Task k uses exactly what is born at or before k; learning task t trains exactly 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Places:
 
     index: Tensor
     start: int | None
+    _elsewhere: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def where(chosen: Tensor) -> Places:
@@ -39,18 +40,26 @@ class Places:
     def __len__(self) -> int:
         return len(self.index)
 
+    def on(self, device: torch.device) -> Tensor:
+        """The positions on a device, brought there once: a step that is recorded may copy nothing from the host."""
+        if device == self.index.device:
+            return self.index
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self.index.to(device)
+        return self._elsewhere[device]
+
     def take(self, tensor: Tensor, dim: int) -> Tensor:
         """These positions of a tensor: a view where they are a run, else a copy."""
         if self.start is not None:
             return tensor.narrow(dim, self.start, len(self.index))
-        return tensor.index_select(dim, self.index.to(tensor.device))
+        return tensor.index_select(dim, self.on(tensor.device))
 
     def put(self, tensor: Tensor, dim: int, values: Tensor) -> None:
         """Write values at these positions, in place."""
         if self.start is not None:
             tensor.narrow(dim, self.start, len(self.index)).copy_(values)
         else:
-            tensor.index_copy_(dim, self.index.to(tensor.device), values.to(tensor.dtype))
+            tensor.index_copy_(dim, self.on(tensor.device), values.to(tensor.dtype))
 
 
 def select(tensor: Tensor, chosen: Sequence[tuple[int, Tensor]]) -> Tensor:

@@ -45,7 +45,8 @@ def fits(x: Tensor, geometry: Geometry | None) -> bool:
 def fused(x: Tensor, rows: Tensor | None, cols: Tensor | None, weight: Tensor, affine: Affine, plan: Plan) -> Tensor:
     """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already."""
     args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan)
-    out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):  # kernels are launched on the current device, be it x's or not
+        out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -124,7 +125,7 @@ def _like(matrix: Tensor, x: Tensor) -> Tensor:
     if x.dim() == 2:
         return matrix
     n, _, h, w = x.shape
-    return matrix.view(n, h, w, -1).permute(0, 3, 1, 2)
+    return matrix.view(n, h, w, matrix.shape[1]).permute(0, 3, 1, 2)
 
 
 def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:

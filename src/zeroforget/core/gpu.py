@@ -99,7 +99,7 @@ def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor,
     partial = x.new_empty((shape.parts, columns) if sums else (1,), dtype=torch.float32)
     _gather[(shape.parts, shape.across)](
         x,
-        x if places.start is not None else places.index.to(x.device),
+        x if places.start is not None else places.on(x.device),
         out,
         partial,
         rows,
@@ -171,7 +171,7 @@ def _finish(
     if SHIFTED:
         value = value + tl.load(shift + column, mask=inside)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
     tl.store(y + i, value.to(y.dtype.element_ty), mask=inside)
 
 

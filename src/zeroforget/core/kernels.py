@@ -6,7 +6,9 @@ one row for each position of each image, one column for each feature.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,22 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 def on_gpu(x: Tensor) -> bool:
     """Whether this tensor is the kernels' to work on."""
-    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64 and works(x.device)
+
+
+@functools.cache
+def works(device: torch.device) -> bool:
+    """Whether kernels can be built and run: that takes a C compiler, Python's headers and a GPU that is not too old."""
+    try:
+        from zeroforget.core import gpu
+
+        y = torch.zeros(1, 1, device=device)
+        with torch.cuda.device_of(y):
+            gpu.finish(y, Vectors(), relu=True)
+    except Exception as error:  # a compiler's, a driver's or the system's
+        warnings.warn(f"Triton does not work here, so learning goes the plain, slower way: {error}", stacklevel=2)
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ class FeatureNorm(nn.Module):
         if self.covered.start == 0:
             ones, zeros = self.scale.new_ones(rest), self.shift.new_zeros(rest)
             return torch.cat([self.scale, ones]), torch.cat([self.shift, zeros])
-        index = self.covered.index.to(self.scale.device)
+        index = self.covered.on(self.scale.device)
         scale = self.scale.new_ones(features).index_copy(0, index, self.scale)
         return scale, self.shift.new_zeros(features).index_copy(0, index, self.shift)
 

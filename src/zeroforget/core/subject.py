@@ -43,8 +43,8 @@ class Subjects:
 
     Of a large one, a copy with a few features on each axis shows exactly, in float64, that old features compute what
     they did and that new ones are felt. A trial growth of the whole then shows the same in its own numbers: its first
-    answers stay the same bits, old features compute what they did, new ones are felt and learn. Wherever the narrow copy
-    is not the same network or either finds a fault, the whole is tried in float64 instead, and that decides.
+    answers stay the same bits, old features compute what they did, new ones are felt and learn. Wherever the narrow
+    copy is not the same network or either finds a fault, the whole is tried in float64 instead, and that decides.
     """
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:

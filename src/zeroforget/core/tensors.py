@@ -211,8 +211,8 @@ class GrowingTensor(nn.Module):
         out = self.value.clone()
         if self.cols is not None:
             old = self.block.old_out.take(out, self.row)
-            old = old.index_copy(self.col, self.block.new_in.index.to(out.device), self.cols)
-            out = out.index_copy(self.row, self.block.old_out.index.to(out.device), old)
+            old = old.index_copy(self.col, self.block.new_in.on(out.device), self.cols)
+            out = out.index_copy(self.row, self.block.old_out.on(out.device), old)
         if self.rows is not None:
-            out = out.index_copy(self.row, self.block.new_out.index.to(out.device), self.rows)
+            out = out.index_copy(self.row, self.block.new_out.on(out.device), self.rows)
         return out.reshape(()) if self.scalar else out

@@ -29,7 +29,8 @@ class CapturedStep:
         optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self.graph):
+            # A stream of this device: torch's own is of whichever device was the first to record.
+            with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(device)):
                 self.loss = body(self.index)
         except RuntimeError as error:
             raise ValueError(
