@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.methods.small_tasks import answers, example, learned, net, regime, re
 from zeroforget import nets
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.hat import Hat, compensation
-from zeroforget.training import Fit
+from zeroforget.training import Fit, Regime
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 LABELS = torch.tensor([0, 1, 0, 1, 1, 0])
@@ -211,3 +211,26 @@ def test_it_hardly_forgets_under_momentum_and_weight_decay() -> None:
     method.learn(second, Fit(recipe))
     assert was > 0.8
     assert right(method, 0) > was - 0.05
+
+
+def test_weight_decay_that_goes_past_the_gradient_is_refused() -> None:
+    method = Hat(net(), example())
+    with pytest.raises(ValueError, match="adamw's weight decay goes past"):
+        method.learn(tasks()[0], Fit(replace(regime(), optimizer="adamw")))
+    assert not method.specs
+    method.learn(tasks()[0], Fit(replace(regime(), optimizer="adamw", options={"weight_decay": 0.0}, lr=0.001)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "decay", "apart"),
+    [
+        ("sgd", {}, 0.0, False),
+        ("SGD", {"weight_decay": 0.1}, 0.1, False),
+        ("adamw", {}, 0.01, True),
+        ("adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, 0.1, True),
+        ("rprop", {}, 0.0, False),
+    ],
+)
+def test_a_regime_knows_its_weight_decay(optimizer: str, options: dict[str, Any], decay: float, apart: bool) -> None:
+    known = Regime(optimizer=optimizer, options=options)
+    assert (known.weight_decay, known.decays_apart) == (decay, apart)

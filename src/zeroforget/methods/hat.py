@@ -123,8 +123,13 @@ class Hat(Method):
 
     def train_task(self, task: Task, fit: Fit) -> FitLog:
         """What older tasks need stands still meanwhile."""
+        if fit.regime.decays_apart:
+            raise ValueError(
+                f"hat holds weights by their gradients, and {fit.regime.optimizer}'s weight decay goes past these: old "
+                "tasks would fade. Use another optimizer (adam, sgd), or set regime.options.weight_decay to 0"
+            )
         self.hold()
-        self._decay = float(fit.regime.options.get("weight_decay", 0.0))
+        self._decay = fit.regime.weight_decay
         return super().train_task(task, fit)
 
     def hold(self) -> None:

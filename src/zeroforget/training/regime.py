@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ _OPTIMIZERS = {name.lower(): cls for name, cls in vars(torch.optim).items() if i
 
 
 _CAPTURABLE = {"sgd", "adam", "adamw"}
+_DECOUPLED = {"adamw", "adafactor", "muon"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,18 @@ class Regime:
         """The rate with which plain SGD would go as far: momentum adds its steps up."""
         momentum = float(self.options.get("momentum", 0.0))
         return self.lr / (1 - momentum) if momentum < 1 else math.inf
+
+    @property
+    def weight_decay(self) -> float:
+        """What the optimizer is told, or its own default."""
+        own = inspect.signature(_OPTIMIZERS[self.optimizer.lower()]).parameters.get("weight_decay")
+        return float(self.options.get("weight_decay", 0.0 if own is None else own.default))
+
+    @property
+    def decays_apart(self) -> bool:
+        """Whether weights decay beside the gradient, not through it (Loshchilov and Hutter, 2019)."""
+        apart = self.optimizer.lower() in _DECOUPLED or bool(self.options.get("decoupled_weight_decay"))
+        return apart and self.weight_decay != 0
 
     def cosine(self, done: float, step: float) -> float:
         """The rate of the cosine schedule for the step that begins after `done` epochs and lasts `step` of one."""
