@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
 from zeroforget.cli.app import app, console
-
-IMAGENET = ("0.485,0.456,0.406", "0.229,0.224,0.225")
 
 
 @app.command("adopt")
@@ -18,25 +17,71 @@ def adopt_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of the model to make.")],
     pictures: Annotated[Path, typer.Argument(help="Class folders of pictures to measure it by and to prove it with.")],
     task: Annotated[str, typer.Option("--task", "-t", help="What to call what it knows.")],
-    network: Annotated[str, typer.Option(help="Its architecture (zeroforget networks lists them).")],
-    weights: Annotated[Path, typer.Option(help="A safetensors file of the network and its head.")],
-    classes: Annotated[Path | None, typer.Option(help="A text file: the name of each output, a line each.")] = None,
-    width: Annotated[float, typer.Option(help="Its width, as a share of the published one.")] = 1.0,
-    size: Annotated[int, typer.Option(help="Pixels of each side of its pictures.")] = 64,
-    gray: Annotated[bool, typer.Option("--gray/--color", help="One channel, or three.")] = False,
-    mean: Annotated[str, typer.Option(help="What it subtracts, for each channel, of pixels from 0 to 1.")] = IMAGENET[
-        0
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Its architecture: torchvision/resnet50, timm/convnext_tiny (any name that the library knows, where "
+            "it is installed), or one of ours (zeroforget networks lists them)."
+        ),
     ],
-    std: Annotated[str, typer.Option(help="What it divides by, for each channel.")] = IMAGENET[1],
+    weights: Annotated[
+        Path,
+        typer.Option(
+            help="Its state dict, head and all: a safetensors file, or a .pt or .pth file that holds only tensors."
+        ),
+    ],
+    classes: Annotated[Path | None, typer.Option(help="A text file: the name of each output, a line each.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="What a library's network was built with, if its weights do not tell: global_pool=max. The number of "
+            "classes and the size of its pictures are found.",
+        ),
+    ] = None,
+    width: Annotated[
+        float | None, typer.Option(help="The width of a network of ours, as a share of the published one.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Pixels of each side of its pictures; by default 64 for ours, else the network's own or 224."
+        ),
+    ] = None,
+    gray: Annotated[bool, typer.Option("--gray/--color", help="One channel, or three.")] = False,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="What it subtracts, for each channel, of pixels from 0 to 1; by default timm's for this network, or "
+            "ImageNet's: 0.485,0.456,0.406."
+        ),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="What it divides by; by default likewise, or 0.229,0.224,0.225.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="A module whose features shall not grow.")
+    ] = None,
+    unknown: Annotated[
+        Literal["refuse", "keep"],
+        typer.Option(help="Refuse a network with features that cannot be followed, or keep those as they are."),
+    ] = "refuse",
     seed: Annotated[int, typer.Option(help="Decides which pictures are kept as a proof.")] = 0,
 ) -> None:
-    """Take a trained classifier as it is: it becomes task 1 of a new model, and grows with the tasks to come."""
+    """Take a trained classifier as it is: it becomes task 1 of a new model, and grows with the tasks to come.
+
+    Nothing is fetched, and no code from a file of weights is run.
+    """
     from zeroforget.store import Options, Watch
     from zeroforget.store.adoption import Given, adopt
 
     names = None if classes is None else tuple(filter(None, map(str.strip, classes.read_text().splitlines())))
     options = Options(network=network, width=width, size=size, gray=gray, seed=seed, held_out=0.5)
-    given = Given(weights, _numbers("mean", mean), _numbers("std", std), names)
+    given = Given(
+        weights, _numbers("mean", mean), _numbers("std", std), names, _settings(settings or []),
+        keep=tuple(keep or ()), unknown=unknown,
+    )  # fmt: skip
     facts = adopt(model, pictures, task, given, options, Watch(say=_say))
     _say(
         f"adopted '{facts.name}': {len(facts.classes)} classes, {facts.weights:,} weights as they were, "
@@ -49,8 +94,22 @@ def _say(text: str) -> None:
     console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def _numbers(what: str, text: str) -> tuple[float, ...]:
+def _numbers(what: str, text: str | None) -> tuple[float, ...] | None:
     try:
-        return tuple(float(word) for word in text.split(","))
+        return None if text is None else tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise ValueError(f"--{what} wants a number for each channel, such as {IMAGENET[0]}; got '{text}'") from None
+        raise ValueError(f"--{what} wants a number for each channel, such as 0.485,0.456,0.406; got '{text}'") from None
+
+
+def _settings(given: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, where a value is JSON (3, 0.1, true, [2, 2]) or else a word."""
+    out: dict[str, Any] = {}
+    for one in given:
+        key, equals, text = one.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--set wants KEY=VALUE, such as num_classes=10; got '{one}'")
+        try:
+            out[key.strip()] = json.loads(text)
+        except json.JSONDecodeError:
+            out[key.strip()] = text.strip()
+    return out

@@ -41,7 +41,9 @@ def learn_command(
     width: Annotated[float | None, typer.Option(help="Its width, as a share of the published one.")] = None,
     size: Annotated[int | None, typer.Option(help="Pixels of each side of its pictures; 64 by default.")] = None,
     gray: Annotated[bool | None, typer.Option("--gray/--color", help="One channel, or three.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A safetensors file that the network starts from.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A safetensors, .pt or .pth file that the network starts from.")
+    ] = None,
     growth: Annotated[
         str, typer.Option(help="What a later task adds, as a share of the first network; or 'search', or 0,0.05,0.1.")
     ] = "0.1",
@@ -215,8 +217,9 @@ def tasks_command(
         _show(_layers(opened.tasks))
     backbone, whole = opened.backbone, opened.bytes
     sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
-    width = backbone.options.get("width", 1.0)
-    say(f"\n{backbone.network} at width {width:g}, {sides}; {whole:,} bytes; {opened.head[:16]}")
+    library, width = backbone.library, backbone.options.get("width", 1.0)
+    network = f"{backbone.network} at width {width:g}" if library is None else f"{backbone.network} {library.version}"
+    say(f"\n{network}, {sides}; {whole:,} bytes; {opened.head[:16]}")
 
 
 def _layers(tasks: Sequence[TaskFacts]) -> Table:

@@ -66,7 +66,7 @@ def adopt(
 
 def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
     """The classifier without its last linear layer, as a copy, and that layer."""
-    path, out = _find_head(classifier, example)
+    path, out = find_head(classifier, example)
     head = classifier.get_submodule(path)
     assert isinstance(head, nn.Linear)
     if not path:
@@ -77,9 +77,7 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
         raise CannotGrow(
             f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
         )
-    # The copy has no head, and shares its tensors: nothing changes them.
-    shared: dict[int, Any] = {id(t): t for t in (*classifier.parameters(), *classifier.buffers())}
-    features = copy.deepcopy(classifier, shared | {id(head): nn.Identity()})
+    features = without_head(classifier, path)
     try:
         with torch.no_grad():
             same = torch.allclose(head(features.eval()(example)), out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
@@ -93,7 +91,14 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
     return features.train(classifier.training), head
 
 
-def _find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
+def without_head(classifier: nn.Module, path: str) -> nn.Module:
+    """A copy that passes on what its head would read. It shares the classifier's tensors: nothing changes them."""
+    shared: dict[int, Any] = {id(t): t for t in (*classifier.parameters(), *classifier.buffers())}
+    made: nn.Module = copy.deepcopy(classifier, shared | {id(classifier.get_submodule(path)): nn.Identity()})
+    return made
+
+
+def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
     """The path of the linear layer whose output is the classifier's own."""
     written: list[tuple[str, Any]] = []
     handles = [

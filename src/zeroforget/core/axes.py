@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import chain, pairwise
 
@@ -42,6 +42,23 @@ class Care(IntEnum):
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """All that decided about the axes of a network beside its code: enough to find the same ones again, unproved."""
+
+    keep: tuple[str, ...] = ()
+    """Modules whose features do not grow."""
+    care: Mapping[str, int] = field(default_factory=dict)
+    """A module → how carefully all modules of its class are treated (`Care`)."""
+    held: tuple[str, ...] = ()
+    """Buffers that keep their shape."""
+
+    def find(self, net: nn.Module, example: Tensor) -> Axes:
+        """The axes of a network that is built like the one this was told of, whatever its values."""
+        care = {type(net.get_submodule(path)): (Care(level), "") for path, level in self.care.items()}
+        return find_axes(net, example, keep=self.keep, unknown="keep", care=care, held=self.held)
+
+
+@dataclass(frozen=True)
 class Axes:
     """A network's feature axes and what each dimension of each tensor is made of."""
 
@@ -68,6 +85,8 @@ class Axes:
     """Layers whose output cannot grow."""
     unfollowed: Mapping[str, str] = field(default_factory=dict)
     """Of those, the ones that would have to be kept by name, and why."""
+    recipe: Recipe = field(default_factory=Recipe, compare=False)
+    """What was asked for when they were found."""
 
 
 def find_axes(
@@ -92,13 +111,25 @@ def find_axes(
         )
     found = _Found(net, watcher, dict(care or {}))
     _keep(watcher, keep)
-    found.hold(fixed_buffers(net) if held is None else held)
+    held = fixed_buffers(net) if held is None else held
+    found.hold(held)
     found.tie()
     found.give_up()
-    axes_found = found.settle(labels[1])
+    axes_found = replace(found.settle(labels[1]), recipe=_recipe(net, keep, care or {}, held))
     if unknown == "refuse":
         refuse(axes_found)
     return axes_found
+
+
+def _recipe(
+    net: nn.Module, keep: Collection[str], care: Mapping[type[nn.Module], tuple[Care, str]], held: Collection[str]
+) -> Recipe:
+    firsts: dict[type[nn.Module], str] = {}
+    for path, module in net.named_modules():
+        firsts.setdefault(type(module), path)
+    return Recipe(
+        tuple(keep), {firsts[kind]: int(level) for kind, (level, _) in care.items() if kind in firsts}, tuple(held)
+    )
 
 
 def fixed_buffers(net: nn.Module) -> list[str]:
@@ -230,7 +261,7 @@ class _Found:
             overwritten=frozenset(
                 path
                 for path, changes in watcher.overwritten.items()
-                if changes != [("relu_", rectified.get(path, ""))]  # else that rectifier is the layer's own
+                if path not in rectified or changes != [("relu_", rectified[path])]  # else it is the layer's own
             ),
             rectified=rectified,
             coupled=frozenset(name for axis, name in names.items() if axis.coupled),
@@ -239,7 +270,7 @@ class _Found:
         )
 
     def _rectified(self) -> dict[str, str]:
-        """Pairs in an nn.Sequential alone: nothing can come between its members, in whatever mode it runs."""
+        """Pairs in an nn.Sequential that runs them itself: nothing can come between them, in whatever mode it runs."""
         found: dict[str, str] = {}
         modules = dict(self.net.named_modules())
         times = Counter(id(m) for _, m in self.net.named_modules(remove_duplicate=False))

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from zeroforget._version import __version__
+from zeroforget.core.adopt import split_head
+from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.subject import in_service
 from zeroforget.methods.base import TaskSpec
+from zeroforget.nets import libraries
 from zeroforget.store import files
+from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import ModelFacts, TaskFacts, task_name
+from zeroforget.store.facts import Backbone, ModelFacts, TaskFacts, task_name
 from zeroforget.store.fields import sha256
-from zeroforget.store.folder import Folder
+from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, _backbone, _Learning, now
 from zeroforget.store.lock import locked
-from zeroforget.store.network import command, example, fresh_values, plain_network
+from zeroforget.store.network import command, empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, read_pictures
 from zeroforget.training import FitLog
 
-PREFIXES = ("", "features.", "backbone.", "module.", "0.")
-
-
-@dataclass(frozen=True)
-class Given:
-    """What is known about a classifier beside its weights."""
-
-    weights: Path
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: tuple[str, ...] | None = None
-    """The names of its outputs in order; by default the names of the picture folders, sorted."""
+__all__ = ["Given", "adopt"]
 
 
 def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options, watch: Watch) -> TaskFacts:
@@ -45,46 +40,84 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
     name, folder = task_name(name), Folder(path)
     if folder.exists() or folder.entries():
         raise ModelError(f"{path} is there already; a classifier is adopted as the first task of a new model")
-    backbone = _backbone(None, options, name)
-    if len(given.mean) != backbone.shape[0] or len(given.std) != backbone.shape[0] or min(given.std) <= 0:
-        raise ModelError(
-            f"mean and std need {backbone.shape[0]} number(s) each, as its pictures have channels; std > 0"
-        )
-    decoded = read_pictures(list_pictures(pictures), backbone.shape, told=watch.decoding)
+    listing = list_pictures(pictures)
+    classifier = _classifier(given, options, name)
+    order = _order(listing.classes, given.classes, classifier.linear.out_features)
+    decoded = read_pictures(listing, classifier.backbone.shape, told=watch.decoding)
     for note in check(decoded, strict=options.strict):
         watch.say(note)
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=False, shift=0)
-    ready = replace(ready, preprocessing=replace(ready.preprocessing, mean=given.mean, std=given.std))
+    ready = replace(ready, preprocessing=replace(ready.preprocessing, mean=classifier.mean, std=classifier.std))
     with files.told(path):
         files.make(path)
         with locked(path, command(), wait=watch.wait, say=watch.say):
-            return _Adoption(folder, given, ready, options, watch).run()
+            return _Adoption(folder, given, _ordered(classifier, order), ready, options, watch).run()
+
+
+def _classifier(given: Given, options: Options, name: str) -> Classifier:
+    if options.network is not None and libraries.is_foreign(options.network):
+        if options.width not in (None, 1.0):
+            raise ModelError("width is for networks of ours; what a library's was built with is said by --set")
+        channels = 1 if options.gray else 3
+        return from_library(given, options.network, size=options.size, channels=channels, seed=options.seed)
+    if given.options:
+        raise ModelError("--set is for networks of torchvision and timm; ours have --width")
+    return ours(given, _backbone(None, options, name), options.seed)
 
 
 class _Adoption(_Learning):
-    """Like learning a first task, but its values come from a file."""
+    """Like learning a first task, but its values come from a classifier whose outputs are in the task's order."""
 
-    def __init__(self, folder: Folder, given: Given, ready: Lesson, options: Options, watch: Watch) -> None:
-        self.given = given
-        self.head: dict[str, Tensor] = {}
-        super().__init__(folder, None, _backbone(None, options, ready.task.name), ready, options, watch)
+    def __init__(
+        self, folder: Folder, given: Given, classifier: Classifier, ready: Lesson, options: Options, watch: Watch
+    ) -> None:
+        self.given, self.classifier = given, classifier
+        super().__init__(folder, None, classifier.backbone, ready, options, watch)
 
     def _start(self) -> tuple[ModelFacts, GrowingNetwork]:
-        plain, backbone = plain_network(self.backbone, self.options.seed), self.backbone
-        self.head = _load(plain, self.given.weights)
         self.weights = sha256(self.given.weights.read_bytes())
-        net = grow(plain, example(backbone), start=backbone.start, limit=backbone.limit, unit=backbone.unit)
-        program = f"zeroforget {__version__}"
-        return ModelFacts(backbone, self.options.seed, now(), program, self.weights, fresh_values(net)), net
+        net = self._grown(self.backbone)
+        if self.backbone.library is not None:
+            recipe = net.axes.recipe
+            library = replace(self.backbone.library, keep=recipe.keep, care=recipe.care, held=recipe.held)
+            self.backbone = replace(self.backbone, library=library)
+        program, where = f"zeroforget {__version__}", self.folder.path / MODEL
+        facts = ModelFacts(self.backbone, self.options.seed, now(), program, self.weights, fresh_values(net))
+        again = empty_network(ModelFacts.from_json(facts.to_json(), where), where)
+        if replace(again.axes, unfollowed={}) != replace(net.axes, unfollowed={}):
+            raise ModelError(
+                "the folder would not be enough to build this network again; nothing was made. Please report this"
+            )
+        return facts, net
+
+    def _grown(self, backbone: Backbone) -> GrowingNetwork:
+        x, given = example(backbone), self.given
+        net = self.classifier.net
+        features = net.get_submodule("features") if backbone.library is None else split_head(net, x)[0]
+        how = {key: asdict(backbone)[key] for key in ("start", "limit", "unit", "align", "fn", "bridge")}
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            try:
+                grown = grow(features, x, keep=given.keep, unknown=given.unknown, **how)
+            except CannotGrow as error:
+                raise ModelError(f"{error} (on the command line: --keep MODULE, --unknown keep)") from error
+        for note in notes:
+            self.watch.say(str(note.message))
+        return grown
 
     @torch.no_grad()
     def _train(self, grower: Grower) -> FitLog:
         grower.add_task(TaskSpec(self.ready.task.name, len(self.ready.task.classes)))
-        order = _order(self.ready.task.classes, self.given.classes, len(self.head["weight"]))
-        own = grower.net.heads[0]
-        own.get_parameter("weight").copy_(self.head["weight"][order])
-        own.get_parameter("bias").copy_(self.head["bias"][order])
+        own, head = grower.net.heads[0], self.classifier.linear
+        own.get_parameter("weight").copy_(head.weight)
+        own.get_parameter("bias").zero_()
+        if head.bias is not None:
+            own.get_parameter("bias").copy_(head.bias)
         grower.net.eval()
+        x = example(self.backbone)
+        with in_service(self.classifier.net):
+            if not torch.equal(self.classifier.net(x), grower.net(x, 0)):
+                raise ModelError("the model would not answer as the classifier does; nothing was made")
         return FitLog(stopped="adopted as it was")
 
 
@@ -100,40 +133,10 @@ def _order(folders: Sequence[str], names: Sequence[str] | None, outputs: int) ->
 
 
 @torch.no_grad()
-def _load(plain: nn.Module, path: Path) -> dict[str, Tensor]:
-    """Fill the plain network from a safetensors file; the head's weight and bias, whatever their name, come back."""
-    own = plain.state_dict()
-    needed = [name for name in own if not name.endswith("num_batches_tracked")]
-    try:
-        with safe_open(path, framework="pt") as file:
-            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
-        raise ModelError(f"{path} is no safetensors file ({error})") from error
-    missing = {p: [n for n in needed if p + n not in values] for p in PREFIXES}
-    prefix = min(PREFIXES, key=lambda p: len(missing[p]))
-    if missing[prefix]:
-        more = f" and {len(missing[prefix]) - 1} more" if missing[prefix][1:] else ""
-        raise ModelError(
-            f"{path} lacks '{missing[prefix][0]}'{more}; it should hold the tensors of the network by the names that "
-            "nets.build gives them, and a head"
-        )
-    for name, tensor in own.items():
-        if prefix + name in values:
-            value = values.pop(prefix + name)
-            if value.shape != tensor.shape:
-                found, has = tuple(value.shape), tuple(tensor.shape)
-                raise ModelError(f"{path}: '{name}' is {found}, but the network has {has}; is the width the same?")
-            tensor.copy_(value)
-    return _head(values, path)
-
-
-def _head(rest: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    weights = [name for name, value in rest.items() if name.endswith("weight") and value.dim() == 2]
-    if len(weights) != 1:
-        raise ModelError(
-            f"{path} should hold one linear layer beside the network, its head (such as 'head.weight' and "
-            f"'head.bias'); there {'are ' + str(len(weights)) if weights else 'is none'}"
-        )
-    weight = rest[weights[0]]
-    bias = rest.get(weights[0].removesuffix("weight") + "bias", torch.zeros(len(weight)))
-    return {"weight": weight, "bias": bias}
+def _ordered(classifier: Classifier, order: list[int]) -> Classifier:
+    """The same with its outputs in the order of the task's classes."""
+    net = copy.deepcopy(classifier.net)
+    head = net.get_submodule(classifier.head)
+    for name, value in list(head.named_parameters()):
+        setattr(head, name, nn.Parameter(value[order].clone(), requires_grad=False))
+    return replace(classifier, net=net)

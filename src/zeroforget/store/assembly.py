@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,6 +19,7 @@ from zeroforget.store.folder import BORN, Chain, Folder
 from zeroforget.store.network import assemble
 from zeroforget.store.pictures import Lesson
 from zeroforget.store.tensors import digest, expected
+from zeroforget.store.weights import fill_from, needed, prefix_of, read_weights
 from zeroforget.training.seeding import seeded
 
 
@@ -98,27 +98,9 @@ def operations(dense: nn.Module, shape: Sequence[int]) -> int:
     return int(counter.get_total_flops())
 
 
-@torch.no_grad()
 def load_weights(net: nn.Module, path: Path) -> str:
-    """Fill a plain network from a safetensors file; its sha256. Extra tensors, such as a head's, are left out."""
-    own = net.state_dict()
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if missing := [n for n in own if n not in names and not n.endswith("num_batches_tracked")]:
-                raise ModelError(
-                    f"{path} lacks '{missing[0]}'{f' and {len(missing) - 1} more' if missing[1:] else ''}; it should "
-                    f"hold the tensors of the network by the names that nets.build gives them"
-                )
-            for name, tensor in own.items():
-                if name in names:
-                    value = file.get_tensor(name)
-                    if value.shape != tensor.shape:
-                        found, has = tuple(value.shape), tuple(tensor.shape)
-                        raise ModelError(
-                            f"{path}: '{name}' is {found}, but the network has {has}; is the width the same?"
-                        )
-                    tensor.copy_(value)
-    except SafetensorError as error:
-        raise ModelError(f"{path} is no safetensors file ({error})") from error
+    """Fill a plain network from a file of weights; its sha256. Extra tensors, such as a head's, are left out."""
+    values = read_weights(path)
+    prefix = prefix_of(values, needed(net), path, "the network by the names that nets.build gives them")
+    fill_from(net, values, prefix, path, "is the width the same?")
     return sha256(path.read_bytes())

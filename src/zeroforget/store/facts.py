@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zeroforget.core.axes import Care
+from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.fields import VERSION, Fields
+from zeroforget.store.fields import NEWEST, VERSION, Fields
 
 MOST_CLASSES = 100_000
 MOST_PIXELS = 512
@@ -35,11 +37,29 @@ def folder_name(number: int, name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Library:
+    """Where a network comes from that is not ours, and how its axes were found: nothing of it is proved again."""
+
+    name: str
+    version: str
+    head: str
+    """The linear layer that the library's classifier ends with; the tasks' heads take its place."""
+    keep: tuple[str, ...] = ()
+    care: Mapping[str, int] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"keep": list(self.keep), "care": dict(self.care), "held": list(self.held)}
+
+
+@dataclass(frozen=True)
 class Backbone:
     """The network that a model grows from: enough to build it again, without its values."""
 
     network: str
-    options: Mapping[str, float]
+    """A network of ours, or of a library: 'timm/convnext_tiny'."""
+    options: Mapping[str, Any]
     shape: tuple[int, int, int]
     """Channels, height and width of its images: 1 channel is grey, 3 are red, green and blue."""
     start: float = 1.0
@@ -48,6 +68,13 @@ class Backbone:
     align: int = 1
     fn: str = "reused"
     bridge: str = "zero"
+    library: Library | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        plain = asdict(self) | {"shape": list(self.shape), "options": dict(self.options)}
+        del plain["library"]
+        return plain if self.library is None else plain | {"library": self.library.to_json()}
 
 
 @dataclass(frozen=True)
@@ -66,18 +93,17 @@ class ModelFacts:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         fresh = {name: list(numbers) for name, numbers in self.fresh.items()}
-        head = {"format": "zeroforget model", "version": VERSION}
-        backbone = asdict(self.backbone) | {"shape": list(self.backbone.shape), "options": dict(self.backbone.options)}
+        head = {"format": "zeroforget model", "version": VERSION if self.backbone.library is None else NEWEST}
         rest = {"seed": self.seed, "made": self.made, "program": self.program, "weights": self.weights}
-        return head | {"backbone": backbone} | rest | {"fresh": fresh}
+        return head | {"backbone": self.backbone.to_json()} | rest | {"fresh": fresh}
 
     @staticmethod
     def from_json(values: dict[str, Any], where: object) -> ModelFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
-        _kind(fields, "zeroforget model")
+        version = _kind(fields, "zeroforget model", NEWEST)
         facts = ModelFacts(
-            backbone=_backbone(fields.group("backbone")),
+            backbone=_backbone(fields.group("backbone"), version),
             seed=fields.integer("seed", 0, 2**63),
             made=fields.text("made", like=_LEARNED),
             program=fields.text("program"),
@@ -247,20 +273,29 @@ _PLAIN = (
 )
 
 
-def _kind(fields: Fields, kind: str) -> None:
+def _kind(fields: Fields, kind: str, newest: int = VERSION) -> int:
     if fields.any("format") != kind:
         raise fields.wrong("format", f"must be '{kind}'")
-    fields.integer("version", 1, VERSION)
+    return fields.integer("version", 1, newest)
 
 
-def _backbone(fields: Fields) -> Backbone:
+def _backbone(fields: Fields, version: int) -> Backbone:
     options = fields.group("options")
+    library = _library(fields.group("library")) if version == NEWEST else None
+    if library is None:
+        chosen: Mapping[str, Any] = {name: options.number(name, 0, 16) for name in list(options.values)}
+    else:
+        chosen = options.values
+        try:
+            check_options(chosen)
+        except ValueError as error:
+            raise fields.wrong("options", f"holds what cannot be: {error}") from error
     shape = fields.integers("shape", least=3, most=3, low=1, high=MOST_PIXELS)
     if shape[0] not in {1, 3}:
         raise fields.wrong("shape", "must begin with 1 or 3 channels")
     made = Backbone(
-        network=fields.text("network", most=64),
-        options={name: options.number(name, 0, 16) for name in list(options.values)},
+        network=fields.text("network", most=128),
+        options=chosen,
         shape=(shape[0], shape[1], shape[2]),
         start=fields.number("start", 1e-6, 1),
         limit=fields.maybe("limit", 1e-6, 64),
@@ -268,6 +303,22 @@ def _backbone(fields: Fields) -> Backbone:
         align=fields.integer("align", 1, 1024),
         fn=_one_of(fields, "fn", "reused", "all", "none"),
         bridge=_one_of(fields, "bridge", "zero", "random"),
+        library=library,
+    )
+    fields.done()
+    if library is not None and not made.network.startswith(f"{library.name}/"):
+        raise fields.wrong("network", "must be one of its library")
+    return made
+
+
+def _library(fields: Fields) -> Library:
+    made = Library(
+        name=_one_of(fields, "name", *LIBRARIES),
+        version=fields.text("version", most=64),
+        head=fields.text("head", most=512),
+        keep=fields.texts("keep", least=0, most=100_000),
+        care=fields.counts("care", max(Care)),
+        held=fields.texts("held", least=0, most=100_000),
     )
     fields.done()
     return made

@@ -13,6 +13,9 @@ from typing import Any
 from zeroforget.store.errors import Damaged, Newer
 
 VERSION = 1
+"""What is written, but for model.json of a network from a library."""
+NEWEST = 2
+"""The version of such a model.json."""
 MOST_BYTES = 32 * 2**20
 """No JSON of ours is longer; a longer one is not read."""
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -39,9 +42,10 @@ def unsealed(content: bytes, where: object) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("it does not hold an object")
         version = values.get("version")
-        if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        newest = NEWEST if values.get("format") == "zeroforget model" else VERSION
+        if isinstance(version, int) and not isinstance(version, bool) and version > newest:
             raise Newer(
-                f"{where} has format version {version}; this program knows versions up to {VERSION}. "
+                f"{where} has format version {version}; this program knows versions up to {newest}. "
                 "Install a newer zeroforget to use this model; nothing was changed"
             )
         same = _text(values) == content

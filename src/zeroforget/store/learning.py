@@ -21,6 +21,7 @@ from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.methods.base import Method, TaskSpec
 from zeroforget.methods.tfm import Tfm
+from zeroforget.nets import libraries
 from zeroforget.store import files, which
 from zeroforget.store.assembly import addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.errors import ModelError
@@ -75,6 +76,10 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
         if options.network is not None:
             network, width = options.network, 1.0
         width = width if options.width is None else options.width
+        if libraries.is_foreign(network):
+            raise ModelError(
+                f"'{network}' is for 'zeroforget adopt', which takes it with its weights as the first task"
+            )
         nets.find(network)
         return Backbone(network, {"width": width}, (1 if options.gray else 3, size, size))
     if name in (task.name for task in chain.tasks):
@@ -229,7 +234,7 @@ class _Learning:
             calibration=Calibration(1.0, (0.0, 0.0)),
             network=digest(net.dense(index)),
             probe=sha256(logits_.numpy().tobytes()),
-            environment=environment(),
+            environment=environment(self.backbone),
             files=written,
         )
         facts = self._measure(prove(folder, chain, [(facts, aside)])[-1], facts, aside)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget import nets
-from zeroforget.core.axes import find_axes
+from zeroforget.core.adopt import without_head
+from zeroforget.core.axes import Axes, Recipe, find_axes
 from zeroforget.core.growth import Room, count_weights
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Preparation
-from zeroforget.store.errors import Damaged
+from zeroforget.nets import libraries
+from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.facts import Backbone, ModelFacts, Preprocessing, TaskFacts
 from zeroforget.store.tensors import fill, growing_tensors
 from zeroforget.training.seeding import seeded
@@ -31,14 +34,34 @@ TOLERANCE = 1e-4
 
 def plain_network(backbone: Backbone, seed: int) -> nn.Module:
     """The backbone as it comes from its factory, with fresh values. ValueError if there is none like it."""
+    if backbone.library is not None:
+        return without_head(library_network(backbone.network, backbone.options, seed), backbone.library.head)
     if backbone.options.get("width", 1.0) <= 0:
         raise ValueError("a network's width must be above 0")
-    with torch.device("meta"):
-        size = sum(p.numel() for p in nets.build(backbone.network, backbone.shape, **backbone.options).parameters())
-    if size > MOST_WEIGHTS:
-        raise ValueError(f"the network would have {size:,} weights; {MOST_WEIGHTS:,} are the most")
+    return _within_limits(lambda: nets.build(backbone.network, backbone.shape, **backbone.options), seed)
+
+
+def library_network(name: str, options: Mapping[str, Any], seed: int) -> nn.Module:
+    """A classifier of torchvision or timm with fresh values."""
+    libraries.find(name)
+    return _within_limits(lambda: libraries.build(name, **options), seed)
+
+
+def _within_limits(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Counted before it is built, where its code can do without storage."""
+    size = 0
+    with contextlib.suppress(ValueError, RuntimeError), torch.device("meta"):
+        size = _weights(build())
     with seeded("backbone", seed):
-        return nets.build(backbone.network, backbone.shape, **backbone.options)
+        made = build() if size <= MOST_WEIGHTS else None
+    size = _weights(made) if made is not None else size
+    if made is None or size > MOST_WEIGHTS:
+        raise ValueError(f"the network would have {size:,} weights; {MOST_WEIGHTS:,} are the most")
+    return made
+
+
+def _weights(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
 
 
 def example(backbone: Backbone) -> Tensor:
@@ -51,12 +74,14 @@ def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
     backbone = facts.backbone
     try:
         plain = plain_network(backbone, facts.seed)
-        axes = find_axes(plain, example(backbone))
+        axes = _axes(plain, backbone)
         names = [name for name, _ in plain.named_parameters()]
         count = functools.partial(count_weights, [axes.tensors[name] for name in names])
         room = Room(axes.sizes, count, backbone.limit, backbone.unit, backbone.align)
         net = GrowingNetwork(plain, axes, backbone.shape, room, backbone.start, backbone.fn, backbone.bridge)
-    except (ValueError, RuntimeError) as error:
+    except libraries.NoLibrary as error:
+        raise ModelError(f"{where.parent} cannot be used here: {error} (it was made with {_made(backbone)})") from error
+    except (ValueError, RuntimeError, AttributeError) as error:
         raise Damaged(where, f"its network cannot be built ({error})") from error
     tensors = growing_tensors(net)
     if tensors.keys() != facts.fresh.keys():
@@ -64,6 +89,23 @@ def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
     for name, tensor in tensors.items():
         tensor.fresh.copy_(torch.tensor(facts.fresh[name], dtype=torch.float64))
     return net
+
+
+def _axes(plain: nn.Module, backbone: Backbone) -> Axes:
+    library = backbone.library
+    if library is None:
+        return find_axes(plain, example(backbone))
+    return Recipe(library.keep, library.care, library.held).find(plain, example(backbone))
+
+
+def _made(backbone: Backbone) -> str:
+    return "" if backbone.library is None else f"{backbone.library.name} {backbone.library.version}"
+
+
+def _same_library(facts: ModelFacts) -> bool:
+    """Whether the network's code is that of the version it was adopted with; our own always is."""
+    library = facts.backbone.library
+    return library is None or libraries.version(library.name) == library.version
 
 
 def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, ...]]:
@@ -75,6 +117,21 @@ def assemble(
     facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path
 ) -> GrowingNetwork:
     """The network after these tasks, each with the tensors of its file and where that lies."""
+    try:
+        return _assemble(facts, tasks, where)
+    except Damaged as error:
+        if _same_library(facts):
+            raise
+        own, here = _made(facts.backbone), libraries.version(libraries.library_of(facts.backbone.network))
+        raise ModelError(
+            f"{where.parent} was made with {own}, and its network of version {here} is another "
+            f"({str(error).split('. Put back')[0]}); pip install {own.replace(' ', '==')}"
+        ) from error
+
+
+def _assemble(
+    facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path
+) -> GrowingNetwork:
     net = empty_network(facts, where)
     given = list(tasks)
     numbers = 0
@@ -118,9 +175,10 @@ def preparation(preprocessing: Preprocessing) -> Preparation:
 # The probe -----------------------------------------------------------------------------------------------------
 
 
-def environment() -> dict[str, str]:
-    """All that bits depend on, the network aside. Probes run on one thread of the CPU, so threads are no part of it."""
-    return {
+def environment(backbone: Backbone) -> dict[str, str]:
+    """All that bits depend on beside the folder. Probes run on one thread of the CPU, so threads are no part of it."""
+    library = backbone.library
+    return ({} if library is None else {library.name: libraries.version(library.name)}) | {
         "torch": torch.__version__,
         "system": platform.system(),
         "machine": platform.machine(),
@@ -138,7 +196,7 @@ def _processor() -> str:
     return (found.group(1) if found else platform.processor() or "unknown")[:200]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -126,7 +126,7 @@ def _unproved() -> Proof:
 
 
 def _answers(chain: Chain, dense: list[nn.Module], probes: list[dict[str, Tensor]]) -> Proof:
-    here, moved, bits = environment(), [], 0
+    here, moved, bits = environment(chain.model.backbone), [], 0
     for task, one, probe in zip(chain.tasks, dense, probes, strict=True):
         stored, images = probe.get("logits"), probe.get("images")
         if stored is None or images is None or images.dtype != torch.uint8 or sha256(_bytes(stored)) != task.probe:

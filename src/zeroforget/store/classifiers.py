@@ -1,0 +1,151 @@
+"""A classifier in service, built again from the name of its architecture and its file of weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.adopt import find_head
+from zeroforget.core.axes import CannotGrow
+from zeroforget.nets import libraries
+from zeroforget.store.errors import ModelError
+from zeroforget.store.facts import MOST_PIXELS, Backbone, Library
+from zeroforget.store.network import example, library_network, plain_network
+from zeroforget.store.weights import fill_from, needed, prefix_of, read_weights
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of its pixels, from 0 to 1."""
+ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
+"""What a network may raise on images that it does not take."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known about a classifier."""
+
+    weights: Path
+    mean: tuple[float, ...] | None = None
+    """What it subtracts from pixels, for each channel; by default what its library says, or ImageNet's."""
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    """The names of its outputs in order; by default the names of the picture folders, sorted."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of a library's network: what it was built with, where its weights do not tell."""
+    keep: tuple[str, ...] = ()
+    """Modules whose features shall not grow."""
+    unknown: str = "refuse"
+    """What to do about features that cannot be followed: "refuse" the network, or "keep" them as they are."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network with its values and its head, in service."""
+
+    net: nn.Module
+    head: str
+    """The path of its last linear layer."""
+    backbone: Backbone
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def linear(self) -> nn.Linear:
+        """Its head."""
+        layer = self.net.get_submodule(self.head)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+
+def ours(given: Given, backbone: Backbone, seed: int) -> Classifier:
+    """A network of ours; the head has whatever name in the file."""
+    plain, path = plain_network(backbone, seed), given.weights
+    values = read_weights(path)
+    prefix = prefix_of(values, needed(plain), path, "the network by the names that nets.build gives them, and a head")
+    head = _head(fill_from(plain, values, prefix, path, "is the width the same?"), path)
+    whole = nn.Sequential(OrderedDict(features=plain, head=head))
+    return _in_service(whole, "head", backbone, given)
+
+
+def from_library(given: Given, name: str, *, size: int | None, channels: int, seed: int) -> Classifier:
+    """A network of torchvision or timm. What its weights tell of how it was built need not be said."""
+    options = dict(given.options)
+    if channels != 3:
+        if libraries.library_of(name) != "timm":
+            raise ModelError(f"the networks of {libraries.library_of(name)} take color pictures; leave out --gray")
+        options["in_chans"] = channels
+    libraries.check_options(options)
+    values = read_weights(given.weights)
+    if size is None:
+        about = libraries.published(library_network(name, options, seed))
+        size = min(MOST_PIXELS, int(about.get("input_size", (3, 224, 224))[-1]))
+    problem: Exception | None = None
+    for tried in libraries.suggested(name, options, size):
+        backbone = Backbone(name, tried, (channels, size, size))
+        try:
+            return _fitted(given, backbone, values, seed)
+        except (libraries.NoLibrary, CannotGrow):
+            raise
+        except ERRORS as error:
+            problem = problem or error
+    assert problem is not None
+    if isinstance(problem, ValueError):
+        raise problem
+    raise ModelError(f"{name} does not run on {size}×{size} pictures ({problem}); give its own --size") from problem
+
+
+def _fitted(given: Given, backbone: Backbone, values: Mapping[str, Tensor], seed: int) -> Classifier:
+    """The network built with these options, and with as many classes as its weights have, filled."""
+    name, options, path = backbone.network, dict(backbone.options), given.weights
+    library, hint = libraries.library_of(name), "was it built with other options (--set KEY=VALUE)?"
+    net = library_network(name, options, seed)
+    head, _ = find_head(net, example(backbone))
+    prefix = prefix_of(values, needed(net), path, f"{name} by the names that {library} gives them")
+    rows = values[f"{prefix}{head}.weight"]
+    if "num_classes" not in options and rows.dim() == 2 and len(rows) != len(net.get_submodule(head).weight):  # type: ignore[arg-type]
+        options["num_classes"] = len(rows)
+        net = library_network(name, options, seed)
+    rest = fill_from(net, values, prefix, path, hint)
+    if odd := [key for key, value in rest.items() if not _needless(net, key.removeprefix(prefix), value)]:
+        raise ModelError(f"{path} holds '{odd[0]}', which {name} has no place for; {hint}")
+    made = Library(library, libraries.version(library), head)
+    return _in_service(net, head, replace(backbone, options=options, library=made), given)
+
+
+def _needless(net: nn.Module, name: str, value: Tensor) -> bool:
+    """A tensor that the network has by itself, or a classifier at its side that only its training used."""
+    own = dict(net.named_buffers()).get(name)
+    if own is not None and own.shape == value.shape:
+        return torch.equal(own, value.to(own.dtype))
+    return name.startswith(libraries.SIDES)
+
+
+def _head(rest: Mapping[str, Tensor], path: Path) -> nn.Linear:
+    weights = [name for name, value in rest.items() if name.endswith("weight") and value.dim() == 2]
+    if len(weights) != 1:
+        raise ModelError(
+            f"{path} should hold one linear layer beside the network, its head (such as 'head.weight' and "
+            f"'head.bias'); there {'are ' + str(len(weights)) if weights else 'is none'}"
+        )
+    weight = rest[weights[0]]
+    head = nn.Linear(weight.shape[1], weight.shape[0])
+    named = {"bias": torch.zeros(len(weight)), "weight": weight}
+    bias = rest.get(weights[0].removesuffix("weight") + "bias")
+    fill_from(head, named if bias is None else named | {"bias": bias}, "", path, "that is no head")
+    return head
+
+
+def _in_service(net: nn.Module, head: str, backbone: Backbone, given: Given) -> Classifier:
+    channels, about = backbone.shape[0], libraries.published(net)
+    found = [
+        own if own is not None else tuple(float(number) for number in about.get(key, usual))
+        for own, key, usual in ((given.mean, "mean", IMAGENET[0]), (given.std, "std", IMAGENET[1]))
+    ]
+    if any(len(numbers) != channels for numbers in found) or min(found[1]) <= 0:
+        raise ModelError(f"mean and std need {channels} number(s) each, as its pictures have channels; std > 0")
+    return Classifier(net.requires_grad_(False).eval(), head, backbone, found[0], found[1])
