@@ -324,3 +324,20 @@ def test_a_layer_overwritten_in_place_still_learns_its_normalization() -> None:
     assert torch.autograd.gradcheck(
         lambda *_: net(IMAGES.double(), 1), tuple(net.parameters()), fast_mode=True, nondet_tol=1e-12
     )
+
+
+def test_a_rectifier_in_place_in_the_networks_own_forward_overwrites_its_layer() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.next = nn.Conv2d(4, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.next(F.relu(self.conv(x), inplace=True)), inplace=True).mean((2, 3))
+
+    net = grow(InPlace(), IMAGES)
+    assert net.axes.overwritten == {"conv", "next"}
+    net.add_task("0", 2)
+    net.add_task("1", 2, growth={"conv": 1})
+    train(net, IMAGES)

@@ -60,7 +60,8 @@ class Watcher(TorchDispatchMode):
         self.overwritten: dict[str, list[tuple[str, str]]] = {}
         """Path of a layer → the operators that change its output in place, each with the module it ran in."""
         self.readers: dict[str, list[tuple[str, str]]] = {}
-        """Path of a layer → the operators that read its output, each with the module it ran in."""
+        """Path of a layer → the operators that read its output, each with the module it ran in ("" where that was not
+        called by its parent)."""
         self.written: dict[str, list[Term]] = {}
         """Path of a layer → the labels of the features it writes."""
         self.layers: list[str] = []
@@ -177,7 +178,9 @@ class Watcher(TorchDispatchMode):
         operator = func._schema.name.removeprefix("aten::")
         for tensor in tensors(given.values()):
             if id(tensor) in self._producers:
-                self.readers.setdefault(self._producers[id(tensor)], []).append((operator, self.paths[-1]))
+                by_parent = self.paths[-1].rpartition(".")[0] == self.paths[-2]
+                reader = (operator, self.paths[-1] if by_parent else "")
+                self.readers.setdefault(self._producers[id(tensor)], []).append(reader)
         if operator.endswith("_") and args and isinstance(args[0], Tensor):
             for path in self._storages.get(args[0].untyped_storage()._cdata, ()):
                 self.overwritten.setdefault(path, []).append((operator, self.paths[-1]))
