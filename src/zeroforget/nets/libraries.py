@@ -39,9 +39,9 @@ def library_of(name: str) -> str:
 
 
 def version(library: str) -> str:
-    """The library's version, as it is installed here."""
+    """The library's version, as it is installed here; what it was compiled for ('+cpu') changes no network."""
     found = getattr(_import(library), "__version__", None)
-    return str(found or metadata.version(library))
+    return str(found or metadata.version(library)).partition("+")[0]
 
 
 def find(name: str) -> tuple[str, str]:
