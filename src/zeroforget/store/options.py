@@ -31,7 +31,7 @@ class Options:
     gray: bool | None = None
     """One channel instead of three."""
     weights: Path | None = None
-    """A safetensors file to start from."""
+    """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
     growth: float | Sequence[float] = 0.1
     """The share of the first network that a task adds; several are tried, and the smallest good one is taken."""
     margin: float = 0.015
