@@ -7,12 +7,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -57,10 +57,6 @@ def side_by_side(configs: Sequence[RunConfig], work: Work, most: int, watch: Wat
 # The process that runs ----------------------------------------------------------------------------------------------
 
 
-class _Stopped(BaseException):
-    """This process was asked to end."""
-
-
 class _Voice(Watch):
     """Tells the process that started this one what happens here."""
 
@@ -89,9 +85,8 @@ def _live(work: Work, config: RunConfig, ears: Connection, threads: int) -> None
         signal.signal(signal.SIGTERM, _asked_to_end)
         torch.set_num_threads(threads)
         _work(work, config, ears)
-    except _Stopped:
-        sys.exit(128 + signal.SIGTERM)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway
         if torch.cuda.is_initialized():  # one that leaves work behind can harm its neighbours under MPS
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize()
@@ -115,7 +110,7 @@ _FEWER = "Start it again with a lower --parallel: it goes on where it stopped"
 
 def _asked_to_end(number: int, frame: object) -> None:
     signal.signal(number, signal.SIG_IGN)
-    raise _Stopped
+    raise SystemExit(128 + number)  # which, unlike an exception of our own, nobody reports wherever it is raised
 
 
 def _last_word(ears: Connection, why: str) -> None:
@@ -181,7 +176,9 @@ def _start(position: int, config: RunConfig, work: Work, threads: int) -> _Child
     context = multiprocessing.get_context("spawn")  # a fork would inherit CUDA's state, which it cannot use
     ears, mouth = context.Pipe(duplex=False)
     process = context.Process(target=_live, args=(work, config, mouth, threads), daemon=True)
-    # Ctrl-C in a terminal goes to every process of it. This one alone shall hear it, and then end the others.
+    # Ctrl-C in a terminal goes to every process of it. This one alone shall hear it, and then end the others. (Starting
+    # the first process would also start its tracker of resources, which lifts the block.)
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
