@@ -341,3 +341,12 @@ def test_a_rectifier_in_place_in_the_networks_own_forward_overwrites_its_layer()
     net.add_task("0", 2)
     net.add_task("1", 2, growth={"conv": 1})
     train(net, IMAGES)
+
+
+def test_one_feature_at_one_position_grows_through_flatten() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 1, 2, 2, 1), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.Flatten())
+    net = grow(plain, torch.randn(2, 2, 4, 4))
+    net.add_task("a", 2)
+    net.add_task("b", 2, growth={"0": 1, "2": 2})
+    assert net.widths() == {"0": 2, "2": 3}

@@ -37,6 +37,9 @@ def _view(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
         labels.append(product([resolve(f) for f in group]))
     if math.prod(size(f) for f in factors) != 1:
         raise Clash("the view does not line up")
+    single = [f for f in map(resolve, factors) if not isinstance(f, int)]
+    if single and labels:  # axes of one feature are left over: the last dimension takes them
+        labels[-1] = product([resolve(labels[-1]), *single])
     return [tuple(labels)]
 
 
