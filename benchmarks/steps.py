@@ -6,8 +6,6 @@ import argparse
 import copy
 import functools
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.facts import commit
 from benchmarks.naive import NaiveMasks
 from benchmarks.timing import Step, captured, medians
 from zeroforget.core.grow import grow
@@ -170,15 +169,9 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "commit": os.environ.get("ZEROFORGET_COMMIT") or commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
-
-
-def commit() -> str:
-    """What is checked out."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 import time
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import transfer_docs
-from benchmarks.steps import commit
+from benchmarks.facts import commit
 from benchmarks.transfer_contestants import (
     Adapting,
     Classifier,
@@ -242,7 +241,7 @@ def about(args: argparse.Namespace, size: Size) -> dict[str, Any]:
     """Where and how this was measured."""
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu"
     facts = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "device": device, "torch": torch.__version__}
-    facts |= {"command": COMMAND, "commit": os.environ.get("ZEROFORGET_COMMIT") or commit()}
+    facts |= {"command": COMMAND, "commit": commit()}
     return facts | {"quick": args.quick, "eager": args.eager, "size": asdict(size), "runs": []}
 
 

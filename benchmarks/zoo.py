@@ -14,7 +14,6 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from datetime import UTC, datetime
 from importlib import import_module, metadata
 from pathlib import Path
 
+from benchmarks.facts import commit
 from benchmarks.zoo_models import Choice, choices
 
 MEMORY = 0.85
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": "PYTHONPATH=src python -m benchmarks.zoo " + " ".join(sys.argv[1:]),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": {name: v for name in ("torch", "torchvision", "timm", "zeroforget") if (v := _version(name))},
         "cpus": os.cpu_count(),
     }
@@ -148,7 +148,7 @@ class Memory:
 
 
 def _one(choice: Choice, memory: Memory, end: float, limit: float) -> dict[str, object]:
-    row = asdict(Row(choice.library, choice.family, choice.model, commit=_commit()))
+    row = asdict(Row(choice.library, choice.family, choice.model, commit=commit()))
     amount = memory.take(choice.weights * 4 * COPIES + 1.5e9, end)
     left = end - time.monotonic()
     if amount is None or left < 5:
@@ -207,11 +207,6 @@ def _version(package: str) -> str | None:
         return str(version or metadata.version(package))
     except (ImportError, metadata.PackageNotFoundError):
         return None
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
