@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.mixing import partner
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Method(nn.Module):
         self.specs: list[TaskSpec] = []
         self.heads = nn.ModuleList()
         self.smoothing = 0.0
+        self.share: Tensor | None = None
         self.net = net
         self._set_example(example)
 
@@ -173,14 +175,27 @@ class Method(nn.Module):
         return self.cross_entropy(self(x, task), y)
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The mean over a batch, with the regime's label smoothing among the classes whose logit is above -infinity."""
-        loss = F.cross_entropy(logits, y)
+        """The mean over a batch, with the regime's label smoothing; of mixed images, for both labels of each."""
+        if self.share is None:
+            logits = self.own(logits, y)
+            return self._smooth(logits, y).mean() if self.smoothing else F.cross_entropy(logits, y)
+        other = partner(y)
+        both = self._smooth(self.own(logits, y), y), self._smooth(self.own(logits, other), other)
+        return torch.lerp(both[1], both[0], self.share).mean()
+
+    def own(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The logits among which an image with this label is told: minus infinity elsewhere."""
+        return logits
+
+    def _smooth(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Each image's cross-entropy, smoothed among the classes whose logit is above minus infinity."""
+        losses = F.cross_entropy(logits, y, reduction="none")
         if not self.smoothing:
-            return loss
+            return losses
         logs = F.log_softmax(logits, 1)
-        own = logits > -torch.inf
-        even = -(logs.where(own, 0.0).sum(1) / own.sum(1)).mean()
-        return (1 - self.smoothing) * loss + self.smoothing * even
+        possible = logits > -torch.inf
+        even = -logs.where(possible, 0.0).sum(1) / possible.sum(1)
+        return (1 - self.smoothing) * losses + self.smoothing * even
 
     def after_backward(self) -> None:
         """Gradients are there, the step is not yet made."""

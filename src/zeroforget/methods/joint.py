@@ -100,19 +100,24 @@ class Joint(Method):
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """The mean over all images of the cross-entropy of each one's own head."""
-        return self.cross_entropy(self._own(x, y), y) if self.merging else super().loss(x, y, task)
+        return self.cross_entropy(self._all(x), y) if self.merging else super().loss(x, y, task)
 
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
         """The same for validation."""
         if not self.merging:
             return super().score(predictor, x, y, task)
-        logits = self._own(x, y)
+        logits = self.own(self._all(x), y)
         return F.cross_entropy(logits, y, reduction="none"), logits.argmax(1) == y
 
-    def _own(self, x: Tensor, y: Tensor) -> Tensor:
-        """All heads side by side, minus infinity wherever a head is not that of the image's task."""
+    def _all(self, x: Tensor) -> Tensor:
+        """The logits of all heads side by side."""
         features = self.net(x)
-        logits = torch.cat([head(features) for head in self.heads], 1)
+        return torch.cat([head(features) for head in self.heads], 1)
+
+    def own(self, logits: Tensor, y: Tensor) -> Tensor:
+        """While all tasks are learned as one: minus infinity wherever a head is not that of the image's task."""
+        if not self.merging:
+            return logits
         owner = self.get_buffer("owners")
         return logits.masked_fill(owner[None, :] != owner[y][:, None], -torch.inf)
 

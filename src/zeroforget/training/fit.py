@@ -17,6 +17,7 @@ from zeroforget.data import Split, Task
 from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.graphs import CapturedStep
+from zeroforget.training.mixing import mix
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
@@ -43,6 +44,8 @@ class Learner(Protocol):
 
     smoothing: float
     """The regime's label smoothing: set before training begins."""
+    share: Tensor | None
+    """Where a step mixes images, each one's share of itself; the rest is its partner's."""
     graph_safe: ClassVar[bool]
     """Whether a step is the same operators on the same tensors every time, so that it can be recorded."""
 
@@ -287,8 +290,11 @@ class _Loop:
         x = self.task.prepare.train(images.to(self.device), self.draws)
         if self.device.type == "cuda" and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        if self.regime.cutmix or self.regime.mixup:
+            x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
         with self.regime.autocast():
             loss = self.learner.loss(x, y.to(self.device), self.index)
+        self.learner.share = None
         if self.optimizer is not None:
             self.optimizer.zero_grad()
             loss.backward()

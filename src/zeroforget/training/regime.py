@@ -44,6 +44,10 @@ class Regime:
     """Training stops when the learning rate falls below this."""
     label_smoothing: float = 0.0
     """The share of each label that is spread evenly over the task's classes, in training (Szegedy et al., 2016)."""
+    cutmix: float = 0.0
+    """The share of training images with a rectangle from another one, their labels in proportion (Yun et al., 2019)."""
+    mixup: float = 0.0
+    """The share of training images that are blended with another one, their labels too (Zhang et al., 2018)."""
     clip: float | None = None
     """Bound on the norm of the whole gradient."""
     precision: str = "float32"
@@ -67,6 +71,10 @@ class Regime:
             raise ValueError("warmup belongs to schedule='cosine'; the patience schedule begins at its full rate")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
+        if min(self.cutmix, self.mixup) < 0 or self.cutmix + self.mixup > 1:
+            raise ValueError(
+                f"cutmix and mixup are shares of the images, together at most 1, not {self.cutmix} and {self.mixup}"
+            )
         for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")

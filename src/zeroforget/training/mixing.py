@@ -1,0 +1,41 @@
+"""Images mixed in pairs, the labels in the same proportion: a training batch that is never the same twice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def partner(batch: Tensor) -> Tensor:
+    """The other one of each pair. Batches are shuffled, so the batch in reverse order will do."""
+    return batch.flip(0)
+
+
+def mix(x: Tensor, cutmix: float, mixup: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Mix each image with its partner; returns the images and each one's own share of itself.
+
+    A share `cutmix` of the images gets a rectangle of the partner's in place of its own (Yun et al., 2019), a share
+    `mixup` is blended with it (Zhang et al., 2018), the rest stay as they are; how much is drawn evenly.
+    `generator` is a CPU generator; without one the draws come from the generator of the images' own device.
+    """
+    if x.dim() != 4:
+        if cutmix:
+            raise ValueError(
+                f"cutmix cuts images, but this input is {tuple(x.shape)}; use mixup, which blends anything"
+            )
+        mixed, share = mix(x.flatten(1)[:, :, None, None], 0.0, mixup, generator)
+        return mixed.view_as(x), share
+    count, height, width = len(x), *x.shape[-2:]
+    draws = torch.rand(4, count, 1, generator=generator, device=None if generator is not None else x.device)
+    way, own, down, across = draws.to(x.device)
+    side = (1 - own).sqrt()  # of the rectangle, as a share of the image's
+    inside = []
+    for size, middle in ((height, down), (width, across)):
+        place = (torch.arange(size, device=x.device) + 0.5) / size
+        inside.append((place - middle).abs() < side / 2)
+    cut = (inside[0][:, :, None] & inside[1][:, None, :]).to(x.dtype)
+    way, own = way[:, :, None], own[:, :, None].to(x.dtype)
+    blend = torch.where(way < cutmix + mixup, own, torch.ones_like(own))
+    weight = torch.where(way < cutmix, 1 - cut, blend)
+    mixed = torch.lerp(partner(x), x, weight[:, None])
+    return mixed, weight.expand(count, height, width).mean((1, 2))

@@ -1,0 +1,136 @@
+"""Mixed images: every pixel's origin, every label's share, and training that can be interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from tests.training.test_schedule import method, task
+from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.joint import Joint
+from zeroforget.training import Fit, Progress, Regime
+from zeroforget.training.mixing import mix, partner
+from zeroforget.training.seeding import seeded
+
+
+def draw(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6))
+def test_a_cut_image_is_a_rectangle_of_its_partner(count: int, height: int, width: int, seed: int) -> None:
+    x = torch.randn(count, 2, height, width, generator=draw(seed))
+    mixed, share = mix(x, 1.0, 0.0, draw(seed + 1))
+    kept = (mixed == x).all(1)
+    taken = (mixed == partner(x)).all(1)
+    assert (kept | taken).all()
+    for image in range(count):
+        if image == count - 1 - image:
+            continue  # its own partner
+        rows, columns = taken[image].any(1), taken[image].any(0)
+        assert torch.equal(taken[image], rows[:, None] & columns[None, :])
+        for side in (rows, columns):
+            assert (side.int().diff() != 0).sum() <= 2  # one stretch
+        assert share[image] == pytest.approx(float(kept[image].float().mean()), abs=1e-6)
+
+
+def test_a_blended_image_is_the_sum_of_two_in_proportion() -> None:
+    x = torch.rand(8, 3, 5, 5, generator=draw())
+    mixed, share = mix(x, 0.0, 1.0, draw(1))
+    lam = share.view(-1, 1, 1, 1)
+    assert torch.allclose(mixed, lam * x + (1 - lam) * x.flip(0))
+    assert share.min() >= 0
+    assert share.max() <= 1
+    assert len(share.unique()) == 8
+
+
+def test_the_shares_of_the_ways_are_those_asked_for() -> None:
+    x = torch.rand(4000, 1, 4, 4, generator=draw())
+    mixed, share = mix(x, 0.3, 0.2, draw(1))
+    whole = (share == 1).float().mean()
+    pieces = ((mixed == x) | (mixed == x.flip(0))).flatten(1).all(1).float().mean()
+    assert whole == pytest.approx(0.5, abs=0.1)  # and cuts too small to hold a pixel's middle
+    assert pieces == pytest.approx(0.8, abs=0.04)
+    same, ones = mix(x, 0.0, 0.0, draw(1))
+    assert torch.equal(same, x)
+    assert torch.equal(ones, torch.ones(4000))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_that_of_mixed_labels(smoothing: float) -> None:
+    learner = method()
+    logits = torch.randn(7, 5, generator=draw(), dtype=torch.float64)
+    y = torch.arange(7) % 5
+    share = torch.rand(7, generator=draw(1), dtype=torch.float64)
+    soft = share[:, None] * F.one_hot(y, 5) + (1 - share[:, None]) * F.one_hot(y.flip(0), 5)
+    learner.smoothing, learner.share = smoothing, share
+    assert torch.allclose(learner.cross_entropy(logits, y), F.cross_entropy(logits, soft, label_smoothing=smoothing))
+
+
+def test_joint_asks_each_image_in_a_mixture_its_own_head() -> None:
+    learner = method(Joint)
+    tasks = [task("a"), task("b", seed=1)]
+    heads: list[torch.Tensor] = []
+
+    def look(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        heads.append(y)
+        own = Joint.own(learner, logits, y)
+        assert torch.equal((own > -torch.inf).sum(1), torch.full((len(y),), len(tasks[0].classes)))
+        assert (own.gather(1, y[:, None]) > -torch.inf).all()
+        return own
+
+    with seeded("learn"):
+        learner.learn(tasks[0], Fit(Regime(epochs=1)))
+        learner.own = look  # type: ignore[method-assign]
+        log = learner.learn(tasks[1], Fit(Regime(epochs=1, mixup=0.5, batch_size=8)), tasks[:1])
+    assert log.epochs[0].loss < 10
+    assert torch.equal(heads[1], heads[0].flip(0))
+    assert (heads[0] // len(tasks[0].classes) != heads[1] // len(tasks[0].classes)).any()
+
+
+def test_training_mixes_validation_does_not_and_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    regime = Regime(lr=0.02, epochs=4, batch_size=18, mixup=0.8, keep="last")
+    plain, whole, broken = method(Finetuning), method(Finetuning), method(Finetuning)
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 2 and progress.step == 2:
+            raise Stop
+
+    data = task()
+    with seeded("learn"):
+        log = whole.learn(data, Fit(regime))
+    with seeded("learn"):
+        plain.learn(data, Fit(Regime(lr=0.02, epochs=4, batch_size=18, keep="last")))
+    with seeded("learn"), pytest.raises(Stop):
+        broken.learn(data, Fit(regime, folder=tmp_path, progress=stop))
+    with seeded("learn"):
+        broken.learn(data, Fit(regime, folder=tmp_path))
+    assert whole.share is None
+    after, other = broken.state_dict(), plain.state_dict()
+    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
+    assert not all(torch.equal(v, other[k]) for k, v in whole.state_dict().items())
+    images, y = data.val.batch(torch.arange(len(data.val)))
+    loss = F.cross_entropy(whole.predictor(0)(data.prepare.test(images)), y)
+    assert log.epochs[-1].val_loss == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_what_is_no_image_is_not_cut() -> None:
+    x = torch.rand(4, 6, generator=draw())
+    mixed, share = mix(x, 0.0, 1.0, draw(1))
+    assert torch.allclose(mixed, share[:, None] * x + (1 - share[:, None]) * x.flip(0))
+    with pytest.raises(ValueError, match="use mixup"):
+        mix(x, 0.5, 0.0, draw(1))
+
+
+@pytest.mark.parametrize("options", [{"cutmix": -0.1}, {"mixup": 1.5}, {"cutmix": 0.6, "mixup": 0.6}])
+def test_shares_are_checked(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="together at most 1"):
+        Regime(**options)  # type: ignore[arg-type]
