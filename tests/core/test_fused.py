@@ -255,6 +255,7 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         assert torch.equal(mine.cpu(), twin)
         assert total is not None
         torch.testing.assert_close(total.cpu(), wanted, rtol=1e-4, atol=bound)
+        torch.testing.assert_close(gpu.totals(g.to(device)).cpu(), kernels.totals(g), rtol=1e-4, atol=bound)
 
 
 def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:

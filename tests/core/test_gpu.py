@@ -16,6 +16,7 @@ from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.nets import build
+from zeroforget.training.quick import Quick
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3, 64, 64))]
@@ -93,3 +94,19 @@ def test_old_tasks_keep_their_bits(name: str, shape: tuple[int, int, int], bf16:
         assert torch.equal(again(x, "a"), before)
         assert torch.equal(again(x, "b"), net(x, "b"))
     torch.backends.cudnn.deterministic = False
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_quick_convolutions_agree_with_double_precision(groups: int) -> None:
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(48, 96, 3, padding=1, groups=groups).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(16, 48, 20, 20, device="cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
+    found = []
+    for precise in (False, True):
+        net, given = (copy.deepcopy(conv).double(), x.double()) if precise else (conv, x)
+        inputs = [given, *net.parameters()]
+        with Quick(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=not precise):
+            y = net(given)
+        found.append(torch.autograd.grad(y.double().sin().sum(), inputs))
+    for ours, exact in zip(*found, strict=True):
+        assert float((ours - exact).norm() / exact.norm()) < 1e-2

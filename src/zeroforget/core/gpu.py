@@ -93,14 +93,25 @@ def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple
 
 def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
     """As `kernels.gather`."""
+    out = x.new_empty((x.shape[0], columns))
+    total = _pass(x, places, out, columns, sums)
+    return out, None if total is None else total[: len(places)]
+
+
+def totals(x: Tensor) -> Tensor:
+    """As `kernels.totals`."""
+    return _pass(x, Places(torch.arange(x.shape[1]), 0), None, x.shape[1], True)
+
+
+def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: bool) -> Tensor | None:
+    """Over these columns of x, and zeros up to `columns`: they go to `out`, and their sums are returned."""
     rows, chosen = x.shape[0], len(places)
-    out = x.new_empty((rows, columns))
     shape = _Shape(rows, columns)
     partial = x.new_empty((shape.parts, columns) if sums else (1,), dtype=torch.float32)
     _gather[(shape.parts, shape.across)](
         x,
         x if places.start is not None else places.on(x.device),
-        out,
+        x if out is None else out,
         partial,
         rows,
         x.stride(0),
@@ -109,17 +120,18 @@ def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor,
         columns,
         shape.each,
         RUN=places.start is not None,
+        KEEP=out is not None,
         SUMS=sums,
         TILE=shape.tile,
         WIDTH=shape.width,
     )
     if not sums:
-        return out, None
+        return None
     total = partial.new_empty(columns)
     _sums[(triton.cdiv(columns, 16),)](
         partial, partial, partial, total, shape.parts, columns, SCALED=False, TILE=128, WIDTH=16
     )
-    return out, total[:chosen]
+    return total
 
 
 class _Shape:
@@ -208,7 +220,7 @@ def _unfinish(
 @triton.jit
 def _gather(
     x, index, out, partial, rows, stride, start, chosen, columns, each,
-    RUN: tl.constexpr, SUMS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    RUN: tl.constexpr, KEEP: tl.constexpr, SUMS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -221,7 +233,8 @@ def _gather(
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
         exists = (row < rows)[:, None]
         value = tl.load(x + row[:, None] * stride + source[None, :], mask=exists & taken[None, :], other=0.0)
-        tl.store(out + row[:, None] * columns + column[None, :], value, mask=exists & (column < columns)[None, :])
+        if KEEP:
+            tl.store(out + row[:, None] * columns + column[None, :], value, mask=exists & (column < columns)[None, :])
         if SUMS:
             total += value.to(tl.float32)
     if SUMS:

@@ -157,5 +157,14 @@ def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor,
     return out, out[:, : len(places)].sum(0, dtype=_wide(x)) if sums else None
 
 
+def totals(x: Tensor) -> Tensor:
+    """The sum of each column."""
+    if on_gpu(x):
+        from zeroforget.core import gpu
+
+        return gpu.totals(x)
+    return x.sum(0, dtype=_wide(x))
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)

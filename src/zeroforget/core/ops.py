@@ -199,7 +199,7 @@ def input_gradient(g: Tensor, weight: Tensor, shape: torch.Size, geometry: Geome
     # Only its shape and layout are read; a real tensor, since layouts are told from strides.
     layout = torch.channels_last if _channels_last(g) else torch.contiguous_format
     x = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=layout)
-    grad, _, _ = _convolution_backward(g, x, weight, geometry, [True, False, False])
+    grad, _, _ = convolution_backward(g, x, weight, geometry, [True, False, False])
     return grad
 
 
@@ -211,7 +211,7 @@ def weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | Non
     """The gradient of a weight like this one, from x's channels to g's."""
     if geometry is None:
         return g.flatten(0, -2).t().mm(x.flatten(0, -2))
-    _, grad, _ = _convolution_backward(g, x, like, geometry, [False, True, False])
+    _, grad, _ = convolution_backward(g, x, like, geometry, [False, True, False])
     return grad
 
 
@@ -235,9 +235,10 @@ def _grouped_gradients(
     return rows, cols
 
 
-def _convolution_backward(
+def convolution_backward(
     g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The library's: gradients of the input, the weight and the bias, each if the mask asks for it."""
     zero = [0] * len(geometry.stride)
     out: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         g, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, zero, geometry.groups, mask

@@ -74,6 +74,7 @@ class Hat(Method):
         self.embeddings = nn.ParameterList()
         self.norms = TaskNorms(net)
         self._decay = 0.0
+        self._free: dict[str, Tensor] = {}
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -135,6 +136,7 @@ class Hat(Method):
     def hold(self) -> None:
         """From now on hold what the tasks before the newest need."""
         self._used = self.used()
+        self._free = {name: 1 - share for name, share in self.held().items()} if len(self.specs) > 1 else {}
 
     def before_step(self, done: float) -> None:
         """Gates become steeper within each epoch (eq. 3)."""
@@ -150,21 +152,20 @@ class Hat(Method):
     @torch.no_grad()
     def after_backward(self) -> None:
         """Hold what old tasks use, and undo what steep gates do to the gradient of their embeddings."""
-        held = self.held() if len(self.specs) > 1 else {}
-        for name, share in held.items():
+        for name, free in self._free.items():
             if (gradient := self.net.get_parameter(name).grad) is not None:
-                gradient *= 1 - share  # eq. (2)
+                gradient *= free  # eq. (2)
         e = self.embeddings[-1]
         if e.grad is not None:
             e.grad *= compensation(e, self.get_buffer("steepness"), self.smax)  # eq. (4)
         nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self.clip)
         if self._decay:
-            self._spare(held)
+            self._spare()
 
-    def _spare(self, held: dict[str, Tensor]) -> None:
+    def _spare(self) -> None:
         """Weight decay comes with the optimizer's step and would pull at what is held, and at the gates: take as much
         from their gradients beforehand, so that eq. (2) holds for the whole step."""
-        shares = [(self.net.get_parameter(name), share) for name, share in held.items()]
+        shares = [(self.net.get_parameter(name), 1 - free) for name, free in self._free.items()]
         for parameter, share in [*shares, (self.embeddings[-1], torch.ones_like(self.embeddings[-1]))]:
             if parameter.grad is not None:
                 parameter.grad -= self._decay * share * parameter

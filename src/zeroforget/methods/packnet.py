@@ -155,7 +155,7 @@ class PackNet(Method):
         """Momentum and weight decay move weights without a gradient: the old bits are written back."""
         for name, free in self._free.items():
             weight = self._weight(name)
-            weight.copy_(torch.where(free, weight, self._still[name]))
+            torch.where(free, weight, self._still[name], out=weight)
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Keep this task's normalization."""

@@ -77,10 +77,9 @@ class Taught(Method):
         gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
         if self._loss is None or not gradients:
             return
-        promised = self._lr * torch.stack([g.square().sum() for g in gradients]).sum()
+        promised = self._lr * nn.utils.get_total_norm(gradients).square()
         share = (self._loss / promised.clamp(min=1e-30)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(share)
+        torch._foreach_mul_(gradients, share)
         self._loss = None
 
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -18,6 +19,7 @@ from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restor
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.graphs import CapturedStep
 from zeroforget.training.mixing import mix
+from zeroforget.training.quick import Quick, clip
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
@@ -292,7 +294,7 @@ class _Loop:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.regime.cutmix or self.regime.mixup:
             x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
-        with self.regime.autocast():
+        with self.regime.autocast(), nullcontext() if self.on_cpu else Quick():
             loss = self.learner.loss(x, y.to(self.device), self.index)
         self.learner.share = None
         if self.optimizer is not None:
@@ -300,7 +302,7 @@ class _Loop:
             loss.backward()
             self.learner.after_backward()
             if self.regime.clip is not None:
-                nn.utils.clip_grad_norm_(self.parameters, self.regime.clip)
+                clip(self.optimizer, self.parameters, self.regime.clip)
             self.optimizer.step()
             self.learner.after_step()
         return loss.detach()

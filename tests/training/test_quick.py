@@ -1,0 +1,120 @@
+"""The quick convolution against the library's, and a bound on the gradient that the optimizer applies itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.nets import build
+from zeroforget.training import quick
+from zeroforget.training.quick import Quick, clip
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """As if every device had the kernels: on a CPU their twins run. Returns the inputs that came by."""
+    seen: list[torch.Size] = []
+
+    def fits(x: Tensor) -> bool:
+        seen.append(x.shape)
+        return x.dim() == 4
+
+    monkeypatch.setattr(quick, "fits", fits)
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_it_computes_what_autograd_computes(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 999)))
+    groups = data.draw(st.sampled_from([1, 2]))
+    into, out = groups * data.draw(st.integers(1, 3)), groups * data.draw(st.integers(1, 3))
+    x = torch.randn(2, into, 6, 5, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    inputs = [x, torch.randn(out, into // groups, 3, 2, dtype=torch.float64), torch.randn(out, dtype=torch.float64)]
+    wanted = [data.draw(st.booleans()) for _ in inputs]
+    wanted[data.draw(st.integers(0, 2))] = True
+    for tensor, want in zip(inputs, wanted, strict=True):
+        tensor.requires_grad_(want)
+    pair = st.one_of(st.integers(1, 2), st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    numbers = dict(stride=data.draw(pair), padding=data.draw(pair), dilation=data.draw(pair), groups=groups)
+    y = F.conv2d(*inputs, **numbers)
+    g = torch.randn_like(y)
+    asked = [t for t, want in zip(inputs, wanted, strict=True) if want]
+    expected = torch.autograd.grad(y, asked, g)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "fits", lambda x: True)
+        with Quick():
+            ours = F.conv2d(*inputs, **numbers)
+    assert ours.grad_fn is not None
+    assert "Biased" in ours.grad_fn.name()
+    torch.testing.assert_close(ours, y)
+    torch.testing.assert_close(torch.autograd.grad(ours, asked, g), expected)
+
+
+def test_modules_are_caught_and_what_does_not_fit_is_left_alone(everywhere: list[torch.Size]) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 2, 3, bias=False)
+    )
+    with Quick():
+        y = net[0](x)
+        same, bare = net[2](y), net[3](y)
+        row = nn.Conv1d(4, 2, 3)(torch.randn(2, 4, 9))
+    assert "Biased" in y.grad_fn.name()
+    assert not any("Biased" in t.grad_fn.name() for t in (same, bare, row))
+    assert everywhere == [x.shape]
+    torch.testing.assert_close(y, net[0](x))
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    net, x = build("vgg16-tiny", (3, 32, 32), width=0.05).eval(), torch.randn(2, 3, 32, 32)
+    with Quick():
+        inside = net(x)
+    assert torch.equal(inside, net(x))
+
+
+def test_mixed_precision(everywhere: list[torch.Size]) -> None:
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(3, 5, 3), torch.randn(2, 3, 8, 8, requires_grad=True)
+    grads = []
+    for mode in (Quick(), torch.autocast("cpu", enabled=False)):
+        conv.zero_grad()
+        x.grad = None
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), mode:
+            y = conv(x)
+        assert y.dtype == (torch.bfloat16 if mode.__class__ is Quick else torch.float32)
+        y.float().square().sum().backward()
+        grads.append([x.grad, conv.weight.grad.clone(), conv.bias.grad.clone()])
+    for ours, wide in zip(*grads, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, wide, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("most", [0.1, 1e6])
+def test_a_fused_optimizer_bounds_the_gradient_as_torch_does(name: str, most: float) -> None:
+    ends = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(2))]
+        optimizer = getattr(torch.optim, name)(parameters, lr=0.1, weight_decay=0.01, fused=fused)
+        for step in range(4):
+            optimizer.zero_grad()
+            sum((p - step).square().sum() for p in parameters[:2]).backward()
+            clip(optimizer, parameters, most)
+            optimizer.step()
+        ends.append(parameters)
+    torch.testing.assert_close(ends[0], ends[1])
+
+
+def test_a_gradient_of_nan_is_not_hidden() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.1, fused=True)
+    p.grad = torch.tensor([1.0, torch.nan, 0.0])
+    clip(optimizer, [p], 1.0)
+    optimizer.step()
+    assert p.isnan().any()
