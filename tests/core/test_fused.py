@@ -257,6 +257,14 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         torch.testing.assert_close(total.cpu(), wanted, rtol=1e-4, atol=bound)
         torch.testing.assert_close(gpu.totals(g.to(device)).cpu(), kernels.totals(g), rtol=1e-4, atol=bound)
 
+    images = torch.randint(4, (3, columns, rows % 7 + 2, 5)).to(dtype)  # many that are equal
+    images[0, 0, :2, :2] = torch.tensor([[1.0, torch.nan], [2.0, 0.0]])
+    images = images.contiguous(memory_format=torch.channels_last)
+    largest = kernels.pool(images)
+    torch.testing.assert_close(gpu.pool(images.to(device)).cpu(), largest, rtol=0, atol=0, equal_nan=True)
+    g = torch.randn_like(largest.float()).to(dtype).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(gpu.unpool(g.to(device), images.to(device)).cpu(), kernels.unpool(g, images))
+
 
 def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
     for name, value in vars(other).items():

@@ -55,6 +55,35 @@ def test_it_computes_what_autograd_computes(data: st.DataObject) -> None:
     torch.testing.assert_close(torch.autograd.grad(ours, asked, g), expected)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 7), st.integers(2, 7), st.integers(0, 999))
+def test_pooling_is_that_of_torch(count: int, channels: int, height: int, width: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randint(4, (count, channels, height, width)).double().requires_grad_()  # many that are equal
+    y = F.max_pool2d(x, 2)
+    g = torch.randn_like(y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "fits", lambda x: True)
+        with Quick():
+            ours = F.max_pool2d(x, kernel_size=2)
+    assert "Pooled" in ours.grad_fn.name()
+    assert torch.equal(ours, y)
+    assert torch.equal(torch.autograd.grad(ours, x, g)[0], torch.autograd.grad(y, x, g)[0])
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(3), nn.MaxPool2d(2, 1), nn.MaxPool2d(2, padding=1), nn.MaxPool2d((2, 1))]
+)
+def test_other_pooling_is_left_alone(pool: nn.Module, everywhere: list[torch.Size]) -> None:
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    with Quick():
+        y = pool(x)
+        indexed, _ = nn.MaxPool2d(2, return_indices=True)(x)
+        ceiled = nn.MaxPool2d(2, ceil_mode=True)(x)
+    assert not any("Pooled" in t.grad_fn.name() for t in (y, indexed, ceiled))
+    assert not everywhere
+
+
 def test_modules_are_caught_and_what_does_not_fit_is_left_alone(everywhere: list[torch.Size]) -> None:
     x = torch.randn(2, 3, 8, 8)
     net = nn.Sequential(

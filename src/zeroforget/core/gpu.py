@@ -134,6 +134,30 @@ def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: boo
     return total
 
 
+def pool(x: Tensor) -> Tensor:
+    """As `kernels.pool`."""
+    n, channels, height, width = x.shape
+    size = (n, channels, height // 2, width // 2)
+    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    if out.numel():
+        _pool[(triton.cdiv(out.numel(), 1024),)](
+            x, x, out, out.numel(), channels, size[2], size[3], height, width, BACK=False, BLOCK=1024
+        )
+    return out
+
+
+def unpool(g: Tensor, x: Tensor) -> Tensor:
+    """As `kernels.unpool`."""
+    _, channels, height, width = x.shape
+    whole = height % 2 == 0 and width % 2 == 0  # a last row or column that no window holds gets zeros
+    grad = torch.empty_like(x) if whole else torch.zeros_like(x)
+    if g.numel():
+        _pool[(triton.cdiv(g.numel(), 1024),)](
+            x, g, grad, g.numel(), channels, height // 2, width // 2, height, width, BACK=True, BLOCK=1024
+        )
+    return grad
+
+
 class _Shape:
     """How a pass over a matrix is shared out: `parts` × `across` programs, each of which takes `each` rows, a tile of
     `tile` × `width` at a time."""
@@ -264,3 +288,30 @@ def _sums(
         centre = tl.load(beta + column, mask=exists, other=0.0)
         tl.store(made + columns + column, (tl.sum(second, 0) - centre * total) / factor, mask=exists)
         tl.store(made + 2 * columns + column, factor * total, mask=exists)
+
+
+@triton.jit
+def _pool(
+    x, g, out, total, channels, rows, columns, height, width,
+    BACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < total
+    channel, place = i % channels, i // channels
+    column, row, image = place % columns, (place // columns) % rows, place // (columns * rows)
+    at = ((image * height + 2 * row) * width + 2 * column) * channels + channel
+    down = width * channels
+    best = tl.load(x + at, mask=inside)
+    which = tl.zeros((BLOCK,), tl.int32)
+    for k in tl.static_range(1, 4):
+        value = tl.load(x + at + (k // 2) * down + (k % 2) * channels, mask=inside)
+        better = (value > best) | (value != value)  # NaN is larger than anything, as for torch
+        best = tl.where(better, value, best)
+        which = tl.where(better, k, which)
+    if BACK:
+        gradient = tl.load(g + i, mask=inside)
+        for k in tl.static_range(4):
+            part = tl.where(which == k, gradient, 0.0).to(out.dtype.element_ty)
+            tl.store(out + at + (k // 2) * down + (k % 2) * channels, part, mask=inside)
+    else:
+        tl.store(out + i, best, mask=inside)

@@ -166,5 +166,25 @@ def totals(x: Tensor) -> Tensor:
     return x.sum(0, dtype=_wide(x))
 
 
+def pool(x: Tensor) -> Tensor:
+    """The largest of each two by two positions of images whose channels are last."""
+    if on_gpu(x):
+        from zeroforget.core import gpu
+
+        return gpu.pool(x)
+    return torch.nn.functional.max_pool2d(x, 2)
+
+
+def unpool(g: Tensor, x: Tensor) -> Tensor:
+    """Back through `pool`: the gradient goes to the largest, the first of several."""
+    if on_gpu(x):
+        from zeroforget.core import gpu
+
+        return gpu.unpool(g, x)
+    _, where = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    grad: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
+    return grad
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
