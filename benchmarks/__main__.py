@@ -42,8 +42,8 @@ def step_ratios(device: str) -> Iterator[Row]:
 
 def inference_ratio(device: str) -> Iterator[Row]:
     """A task's dense network against a plain one of the same widths."""
-    shape = (3, 32, 32)
-    net = grow(build("vgg16-tiny", shape, width=0.25), torch.randn(2, *shape), start=0.5)
+    shape, width = ((3, 64, 64), 1.0) if device.startswith("cuda") else ((3, 32, 32), 0.25)
+    net = grow(build("vgg16-tiny", shape, width=width), torch.randn(2, *shape), start=0.5)
     net.add_task("old", CLASSES)
     net.add_task("new", CLASSES, growth=0.25)
     dense = net.dense("new").to(device)
@@ -144,9 +144,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="also write the ratios there, as JSON")
+    parts = {"steps": step_ratios, "inference": inference_ratio, "loop": loop_ratio, "memory": memory_ratio}
+    parser.add_argument("--only", choices=parts, help="this part alone")
     args = parser.parse_args()
     rows: dict[str, float] = {}
-    for part in (step_ratios, inference_ratio, loop_ratio, memory_ratio):
+    for part in [parts[args.only]] if args.only else parts.values():
         for name, ratio in part(args.device):
             rows[name] = ratio
             print(f"{ratio:7.3f}  {name}", flush=True)
