@@ -16,7 +16,7 @@ from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.nets import build
-from zeroforget.training.quick import Quick
+from zeroforget.training.quick import Quick, wide_products
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3, 64, 64))]
@@ -94,6 +94,21 @@ def test_old_tasks_keep_their_bits(name: str, shape: tuple[int, int, int], bf16:
         assert torch.equal(again(x, "a"), before)
         assert torch.equal(again(x, "b"), net(x, "b"))
     torch.backends.cudnn.deterministic = False
+
+
+def test_quick_linear_layers_agree_with_double_precision() -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(300, 200).cuda(), torch.randn(64, 300, device="cuda", requires_grad=True)
+    assert wide_products(x.device)
+    with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False), Quick():
+        y = layer(x)
+    assert "_Linear" in y.grad_fn.name()
+    found = torch.autograd.grad(y.double().sin().sum(), [x, *layer.parameters()])
+    exact, given = copy.deepcopy(layer).double(), x.detach().double().requires_grad_()
+    wanted = torch.autograd.grad(exact(given).sin().sum(), [given, *exact.parameters()])
+    for ours, double in zip(found, wanted, strict=True):
+        assert ours.dtype == torch.float32
+        assert float((ours - double).norm() / double.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -84,6 +84,37 @@ def test_other_pooling_is_left_alone(pool: nn.Module, everywhere: list[torch.Siz
     assert not everywhere
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_hand_over_whole_gradients(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With products as a GPU makes them, computed here from the same bf16 numbers."""
+    monkeypatch.setattr(quick, "wide_products", lambda device: True)
+    monkeypatch.setattr(quick, "_wide", lambda a, b: a.float().mm(b.float()))
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 7, bias=bias), torch.randn(6, 5, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), Quick():
+        y = layer(x)
+    assert "_Linear" in y.grad_fn.name()
+    assert y.dtype == torch.bfloat16
+    g = torch.randn(6, 7).bfloat16()
+    y.backward(g)
+    low = layer.weight.detach().bfloat16()
+    torch.testing.assert_close(y, F.linear(x.bfloat16(), low, layer.bias.bfloat16() if bias else None))
+    torch.testing.assert_close(x.grad, g.mm(low).float())
+    torch.testing.assert_close(layer.weight.grad, g.t().float().mm(x.detach().bfloat16().float()))
+    if bias:
+        torch.testing.assert_close(layer.bias.grad, g.float().sum(0))
+
+
+def test_linear_layers_of_one_precision_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "wide_products", lambda device: True)
+    layer = nn.Linear(5, 7)
+    with Quick():
+        y = layer(torch.randn(6, 5))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            deep = layer(torch.randn(2, 3, 5))
+    assert not any("_Linear" in t.grad_fn.name() for t in (y, deep))
+
+
 def test_modules_are_caught_and_what_does_not_fit_is_left_alone(everywhere: list[torch.Size]) -> None:
     x = torch.randn(2, 3, 8, 8)
     net = nn.Sequential(

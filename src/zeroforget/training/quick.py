@@ -1,13 +1,15 @@
 """A training step on a GPU, of any method: where the library takes several passes over the data, one.
 
 Adding the biases of convolutions and summing their gradients over all positions is a fifth of a plain VGG's step there,
-pooling a twelfth. Inside `with Quick():` every convolution that fits adds and sums by the kernels that growing layers
-use, and maxima of two by two are found without a table of where they were; anything else, and everything on a CPU, runs
-as it always does.
+pooling a twelfth, and so is writing gradients down in one precision to read them in another. Inside `with Quick():`
+every convolution that fits adds and sums by the kernels that growing layers use, maxima of two by two are found without
+a table of where they were, and linear layers hand over their gradients in the precision of their weights; anything
+else, and everything on a CPU, runs as it always does.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,7 +24,7 @@ from zeroforget.core.ops import Geometry, apply, autocast_dtype, cast, convoluti
 
 
 class Quick(TorchFunctionMode):
-    """The context: it watches for convolutions and pooling, from modules or function calls alike."""
+    """The context: it watches for layers and pooling, from modules or function calls alike."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -34,6 +36,8 @@ class Quick(TorchFunctionMode):
         if func is F.max_pool2d and (image := _halved(*args, **(kwargs or {}))) is not None:
             with torch.cuda.device_of(image):
                 return _Pooled.apply(image)  # type: ignore[no-untyped-call]
+        if func is F.linear and (mixed := _mixed(*args, **(kwargs or {}))) is not None:
+            return _Linear.apply(*mixed)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
@@ -68,6 +72,31 @@ def _halved(
     return input if plain and not (ceil_mode or return_indices) and fits(input) else None
 
 
+def _mixed(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """A linear layer's arguments, if it computes in a lower precision than its weight is kept in."""
+    lower = input.dim() == 2 and autocast_dtype(input) == torch.bfloat16 and weight.dtype == torch.float32
+    return (input, weight, bias) if lower and wide_products(input.device) else None
+
+
+@functools.cache
+def wide_products(device: torch.device) -> bool:
+    """Whether products of bf16 can be had in float32, as they come out of the matrix units: on GPUs, mostly."""
+    try:
+        one = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
+        return bool((_wide(one, one) == 8).all())
+    except (RuntimeError, TypeError):  # this device's, or an older torch
+        return False
+
+
+def _wide(a: Tensor, b: Tensor) -> Tensor:
+    out: Tensor = torch.mm(a, b, out_dtype=torch.float32)
+    return out
+
+
 def fits(x: Tensor) -> bool:
     """Whether the kernels take this input: images on a GPU, channels last."""
     return kernels.on_gpu(x) and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
@@ -98,6 +127,27 @@ class _Biased(torch.autograd.Function):
         if need_bias:
             grads[2] = kernels.totals(_matrix(g))
         return (*(t if t is None else t.to(d) for t, d in zip(grads, ctx.dtypes, strict=True)), None)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.dtype = x.dtype
+        x, weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        ctx.save_for_backward(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            g.mm(weight).to(ctx.dtype) if need_x else None,
+            _wide(g.t(), x) if need_weight else None,
+            g.sum(0, dtype=torch.float32) if need_bias else None,
+        )
 
 
 class _Pooled(torch.autograd.Function):
