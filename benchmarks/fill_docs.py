@@ -7,6 +7,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- picture KIND results/NAME.json ... -->             averages, course or distance, see `benchmarks/pictures.py`
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
     <!-- epochs results/NAME.json -->                       the time of an epoch of the training loop
+    <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
 
 A file of results that is not there yet is said to be missing; no figure is ever written by hand.
 """
@@ -19,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pictures, step_tables
+from benchmarks import pictures, recipes, step_tables
 from zeroforget.experiments import archive, formats, tables
 from zeroforget.experiments.results import Results
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- (table|tuned|picture|steps|epochs) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (table|tuned|picture|steps|epochs|recipes) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FOLDER = "pictures"
 
 
@@ -52,8 +53,9 @@ def _body(block: str, words: list[str]) -> str:
     names = [word for word in words if word.startswith("results/")]
     if missing := _missing(names):
         return _no_results(missing)
-    if block in {"steps", "epochs"}:
-        return {"steps": step_tables.steps, "epochs": step_tables.epochs}[block]([ROOT / name for name in names])
+    measured = {"steps": step_tables.steps, "epochs": step_tables.epochs, "recipes": recipes.table}
+    if block in measured:
+        return measured[block]([ROOT / name for name in names])
     if block == "picture":
         try:
             title = re.search("<title>(.*?)</title>", _picture(words[0], names))
