@@ -15,8 +15,8 @@ from tests.core.test_fused import compare
 from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.quick import Quick, wide_products
 from zeroforget.nets import build
-from zeroforget.training.quick import Quick, wide_products
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3, 64, 64))]

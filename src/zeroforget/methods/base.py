@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zeroforget.core.quick import Quick
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
@@ -169,6 +171,10 @@ class Method(nn.Module):
 
     def before_step(self, done: float) -> None:
         """Before each batch; `done` is the share of the epoch that has passed."""
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context in which a step computes its loss: on a GPU, quick twins of common operators."""
+        return Quick() if self.get_buffer("example").is_cuda else nullcontext()
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """What a step of training makes smaller."""

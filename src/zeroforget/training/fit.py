@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from zeroforget.data import Split, Task
 from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from zeroforget.training.clip import clip
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.graphs import CapturedStep
 from zeroforget.training.mixing import mix
-from zeroforget.training.quick import Quick, clip
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
@@ -37,6 +37,7 @@ class Learner(Protocol):
     def trainable(self) -> Iterable[nn.Parameter]: ...
     def moving(self) -> dict[str, Tensor]: ...
     def before_step(self, done: float) -> None: ...
+    def computing(self) -> AbstractContextManager[Any]: ...
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor: ...
     def after_backward(self) -> None: ...
     def after_step(self) -> None: ...
@@ -294,7 +295,7 @@ class _Loop:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.regime.cutmix or self.regime.mixup:
             x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
-        with self.regime.autocast(), nullcontext() if self.on_cpu else Quick():
+        with self.regime.autocast(), self.learner.computing():
             loss = self.learner.loss(x, y.to(self.device), self.index)
         self.learner.share = None
         if self.optimizer is not None:

@@ -1,4 +1,4 @@
-"""The quick convolution against the library's, and a bound on the gradient that the optimizer applies itself."""
+"""Quick operators against the library's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zeroforget.core import quick
+from zeroforget.core.quick import Quick
 from zeroforget.nets import build
-from zeroforget.training import quick
-from zeroforget.training.quick import Quick, clip
 
 
 @pytest.fixture
@@ -152,29 +152,3 @@ def test_mixed_precision(everywhere: list[torch.Size]) -> None:
     for ours, wide in zip(*grads, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, wide, rtol=0.05, atol=0.2)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-@pytest.mark.parametrize("most", [0.1, 1e6])
-def test_a_fused_optimizer_bounds_the_gradient_as_torch_does(name: str, most: float) -> None:
-    ends = []
-    for fused in (True, False):
-        torch.manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(2))]
-        optimizer = getattr(torch.optim, name)(parameters, lr=0.1, weight_decay=0.01, fused=fused)
-        for step in range(4):
-            optimizer.zero_grad()
-            sum((p - step).square().sum() for p in parameters[:2]).backward()
-            clip(optimizer, parameters, most)
-            optimizer.step()
-        ends.append(parameters)
-    torch.testing.assert_close(ends[0], ends[1])
-
-
-def test_a_gradient_of_nan_is_not_hidden() -> None:
-    p = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([p], lr=0.1, fused=True)
-    p.grad = torch.tensor([1.0, torch.nan, 0.0])
-    clip(optimizer, [p], 1.0)
-    optimizer.step()
-    assert p.isnan().any()

@@ -10,11 +10,11 @@ else, and everything on a CPU, runs as it always does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -166,17 +166,3 @@ class _Pooled(torch.autograd.Function):
 def _matrix(x: Tensor) -> Tensor:
     """One row for each position, one column for each channel: a view."""
     return x.permute(0, 2, 3, 1).view(-1, x.shape[1])
-
-
-@torch.no_grad()
-def clip(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], most: float) -> None:
-    """Bound the norm of the whole gradient.
-
-    A fused optimizer divides by a number as it goes, which spares a pass over all gradients: it is told the number.
-    """
-    parameters = [p for p in parameters if p.grad is not None]
-    if not parameters or not all(group.get("fused") for group in optimizer.param_groups):
-        nn.utils.clip_grad_norm_(parameters, most)
-        return
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
