@@ -23,6 +23,9 @@ from zeroforget.training.mixing import mix
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
+_PAUSE = 20.0
+"""Seconds of training on a GPU that an interruption may cost."""
+
 UNFINISHED = "its turn did not come again"
 """Why a learner of a race stopped that others decided."""
 
@@ -188,9 +191,10 @@ class _Loop:
         self.lr = self.regime.lr
         self.best_loss = math.inf
         self.waited = 0
-        self.told = self.save_again = -math.inf
+        self.told = -math.inf
         self.device = torch.device(self.regime.device)
         self.on_cpu = self.device.type == "cpu"
+        self.save_again = -math.inf if self.on_cpu else time.perf_counter() + _PAUSE
         self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
         self.recorded: dict[tuple[int, object], CapturedStep] = {}
         self.optimizer: torch.optim.Optimizer | None = None
@@ -353,7 +357,8 @@ class _Loop:
         self.fit.progress(Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last))
 
     def _save(self) -> None:
-        """After every epoch; on a GPU, where writing may take longer than that, for a tenth of the time at most."""
+        """After every epoch; on a GPU, where writing may take longer than that, every now and then. And at the end, always:
+        what a later phase does may depend on every bit of this one."""
         began = time.perf_counter()
         if self.file is None or (began < self.save_again and not self.log.stopped):
             return
@@ -367,7 +372,7 @@ class _Loop:
         facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "optimizer": numbers}
         self.file.save(tensors, facts | {"log": self.log.to_dict()})
         ended = time.perf_counter()
-        self.save_again = ended if self.on_cpu else ended + 9 * (ended - began)
+        self.save_again = ended if self.on_cpu else ended + max(_PAUSE, 9 * (ended - began))
 
     def _resume(self) -> None:
         saved = None if self.file is None else self.file.load()
