@@ -357,8 +357,10 @@ class _Loop:
         self.fit.progress(Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last))
 
     def _save(self) -> None:
-        """After every epoch; on a GPU, where writing may take longer than that, every now and then. And at the end, always:
-        what a later phase does may depend on every bit of this one."""
+        """After every epoch; on a GPU, where writing may take longer than that, every now and then.
+
+        At the end always: what a later phase does may depend on every bit of this one.
+        """
         began = time.perf_counter()
         if self.file is None or (began < self.save_again and not self.log.stopped):
             return
