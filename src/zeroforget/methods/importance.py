@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
@@ -159,6 +161,24 @@ def _key(name: str) -> str:
     return name.replace(".", "/")  # a buffer's name may not hold a dot
 
 
+class _Spring(torch.autograd.Function):
+    """Σ k (θ − θ*)². A network's weights may be most of a step's memory traffic: autograd would pass over them twice as
+    often."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, anchor: Tensor, firmness: Tensor) -> Tensor:
+        away = theta - anchor
+        force = firmness * away
+        ctx.save_for_backward(force)
+        return torch.dot(force.reshape(-1), away.reshape(-1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (force,) = ctx.saved_tensors
+        return 2 * g * force, None, None
+
+
 class Anchored(Method):
     """Holds every parameter of the network to where the last task left it, as firmly as it mattered.
 
@@ -188,11 +208,14 @@ class Anchored(Method):
 
     def firmness(self, name: str, strength: float) -> Tensor:
         """The factor before (θ − θ*)²: strength · Ω, at most what a step can follow."""
-        return (strength * self.importance[name]).clamp(max=self.firmest)
+        return (strength * self.importance[name]).clamp_(max=self.firmest)
 
     def pull(self, strength: float) -> Tensor:
         """strength · Σ Ω (θ − θ*)²."""
-        parts = [(self.firmness(n, strength) * (p - self.anchor[n]).square()).sum() for n, p in self.weights().items()]
+        parts: list[Tensor] = [
+            _Spring.apply(p, self.anchor[n], self.firmness(n, strength))  # type: ignore[no-untyped-call]
+            for n, p in self.weights().items()
+        ]
         return torch.stack(parts).sum() if parts else self.get_buffer("example").new_zeros(())
 
     def consolidate(self, importance: Mapping[str, Tensor]) -> None:
