@@ -15,7 +15,7 @@ from tests.core.test_fused import compare
 from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.quick import Quick, wide_products
+from zeroforget.core.quick import Quick, rectified, wide_products
 from zeroforget.nets import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -125,3 +125,20 @@ def test_quick_convolutions_agree_with_double_precision(groups: int) -> None:
         found.append(torch.autograd.grad(y.double().sin().sum(), inputs))
     for ours, exact in zip(*found, strict=True):
         assert float((ours - exact).norm() / exact.norm()) < 1e-2
+
+
+def test_quick_networks_agree_with_double_precision() -> None:
+    torch.manual_seed(0)
+    shape = (3, 64, 64)
+    net = build("vgg16-tiny", shape, width=0.5, dropout=0.0).cuda()
+    x = torch.randn(16, *shape, device="cuda")
+    exact = copy.deepcopy(net).double()
+    wanted = torch.autograd.grad(exact(x.double()).sin().sum(), list(exact.parameters()))
+    found = rectified(net, x)
+    assert len(found) == 10
+    net.to(memory_format=torch.channels_last)
+    with Quick(found):
+        y = net(x.contiguous(memory_format=torch.channels_last))
+    ours = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
+    error = torch.cat([(a - b).flatten() for a, b in zip(ours, wanted, strict=True)])
+    assert float(error.norm() / torch.cat([b.flatten() for b in wanted]).norm()) < 1e-5

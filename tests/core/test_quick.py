@@ -152,3 +152,81 @@ def test_mixed_precision(everywhere: list[torch.Size]) -> None:
     for ours, wide in zip(*grads, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, wide, rtol=0.05, atol=0.2)
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+
+
+class Peeking(nn.Module):
+    """Reads what comes before a rectifier."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.inner = how, chain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.inner[0](x)
+        after = self.inner[1](before)
+        if self.how == "sum":
+            after = after + before
+        elif self.how == "list":
+            after = torch.cat([before, after])
+        elif self.how == "result":
+            return before
+        elif self.how == "twice":
+            after = self.inner[1](before)
+        return self.inner[2:](after)
+
+
+def weights_of(net: nn.Module) -> list[Tensor]:
+    return [weight for ref in quick.rectified(net, torch.randn(2, 3, 8, 8)) if (weight := ref()) is not None]
+
+
+def test_rectifiers_that_alone_read_a_convolution_are_found() -> None:
+    net = chain().train()
+    assert [w is v for w, v in zip(weights_of(net), (net[0].weight, net[2].weight), strict=True)] == [True, True]
+    assert net.training
+    plain = Peeking("no")
+    assert len(weights_of(plain)) == 2
+    for how in ("sum", "list", "result", "twice"):
+        assert not any(w is plain.inner[0].weight for w in weights_of(Peeking(how)))
+    hooked = chain()
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert len(weights_of(hooked)) == 1
+    normed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    assert not weights_of(normed)
+
+
+@pytest.mark.parametrize("name", ["vgg16-tiny", "alexnet", "lenet"])
+def test_networks_compute_what_they_did(name: str, everywhere: list[torch.Size]) -> None:
+    torch.manual_seed(0)
+    shape = (3, 64, 64)
+    net = build(name, shape, width=0.1, dropout=0.0).double()
+    x = torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
+    found = quick.rectified(net, x.detach())
+    inputs = [x, *net.parameters()]
+    y = net(x)
+    g = torch.randn_like(y)
+    wanted = torch.autograd.grad(y, inputs, g)
+    with Quick(found):
+        ours = net(x)
+    torch.testing.assert_close(ours, y)
+    torch.testing.assert_close(torch.autograd.grad(ours, inputs, g), wanted)
+    assert everywhere
+
+
+def test_a_weight_that_is_gone_rectifies_nothing() -> None:
+    net = chain()
+    refs = quick.rectified(net, torch.randn(2, 3, 8, 8))
+    assert len(Quick(refs)._rectified) == 2
+    del net
+    assert not Quick(refs)._rectified

@@ -2,19 +2,21 @@
 
 Adding the biases of convolutions and summing their gradients over all positions is a fifth of a plain VGG's step there,
 pooling a twelfth, and so is writing gradients down in one precision to read them in another. Inside `with Quick():`
-every convolution that fits adds and sums by the kernels that growing layers use, maxima of two by two are found without
-a table of where they were, and linear layers hand over their gradients in the precision of their weights; anything
-else, and everything on a CPU, runs as it always does.
+every convolution that fits adds and sums by the kernels that growing layers use, a rectifier behind it in the same
+pass; maxima of two by two are found without a table of where they were; linear layers hand over their gradients in the
+precision of their weights. Anything else, and everything on a CPU, runs as it always does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+import weakref
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -24,21 +26,97 @@ from zeroforget.core.ops import Geometry, apply, autocast_dtype, cast, convoluti
 
 
 class Quick(TorchFunctionMode):
-    """The context: it watches for layers and pooling, from modules or function calls alike."""
+    """The context: it watches for layers and pooling, from modules or function calls alike.
+
+    `rectified` are weights of convolutions whose outputs go to a rectifier and nowhere else, see `rectified`.
+    """
+
+    def __init__(self, rectified: Iterable[weakref.ref[Tensor]] = ()) -> None:
+        super().__init__()
+        self._rectified = {id(weight): ref for ref in rectified if (weight := ref()) is not None}
+        self._done: Tensor | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator, or the quick one in its place."""
-        if func is F.conv2d and (found := _read(*args, **(kwargs or {}))) is not None:
+        kwargs = kwargs or {}
+        if func is F.relu and args and args[0] is self._done and self._done is not None:
+            self._done = None
+            return args[0]
+        if func is F.conv2d and (found := _read(*args, **kwargs)) is not None:
+            relu = (ref := self._rectified.get(id(found[1]))) is not None and ref() is found[1]
             with torch.cuda.device_of(found[0]):  # kernels are launched on the current device
-                return _Biased.apply(*found)  # type: ignore[no-untyped-call]
-        if func is F.max_pool2d and (image := _halved(*args, **(kwargs or {}))) is not None:
+                out = _Biased.apply(*found, relu)  # type: ignore[no-untyped-call]
+            self._done = out if relu else None
+            return out
+        if func is F.max_pool2d and (image := _halved(*args, **kwargs)) is not None:
             with torch.cuda.device_of(image):
                 return _Pooled.apply(image)  # type: ignore[no-untyped-call]
-        if func is F.linear and (mixed := _mixed(*args, **(kwargs or {}))) is not None:
+        if func is F.linear and (mixed := _mixed(*args, **kwargs)) is not None:
             return _Linear.apply(*mixed)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def rectified(net: nn.Module, example: Tensor) -> list[weakref.ref[Tensor]]:
+    """The weights of the convolutions of a network whose outputs, on this example, a rectifier reads and nobody else.
+
+    Only those before a plain `nn.ReLU` in a plain `nn.Sequential` come into question, and the network is watched: one
+    that looks at a convolution's output in any other way keeps it.
+    """
+    weights: dict[int, Tensor] = {}
+    for chain in net.modules():
+        if type(chain) is nn.Sequential:
+            for layer, after in itertools.pairwise(chain):
+                if type(layer) is nn.Conv2d and type(after) is nn.ReLU and not _hooked(layer) and not _hooked(after):
+                    weights[id(layer.weight)] = layer.weight
+    modes = [(module, module.training) for module in net.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        with torch.no_grad(), _Readers(weights) as seen:
+            result = net(example)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    seen.look(None, (result,))
+    return [weakref.ref(weight) for key, weight in weights.items() if seen.readers.get(key) == [F.relu]]
+
+
+def _hooked(module: nn.Module) -> bool:
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+class _Readers(TorchFunctionMode):
+    """Notes which functions read the outputs of these convolutions."""
+
+    def __init__(self, weights: Container[int]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.outputs: dict[int, tuple[int, Tensor]] = {}  # the tensor is held so that its id stays its own
+        self.readers: dict[int, list[Any]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator and remember."""
+        kwargs = kwargs or {}
+        self.look(func, (*args, *kwargs.values()))
+        out = func(*args, **kwargs)
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        if func is F.conv2d and id(weight) in self.weights:
+            self.outputs[id(out)] = id(weight), out
+        elif func is F.relu and out is args[0]:  # in place: from now on everybody sees it rectified
+            self.outputs.pop(id(out), None)
+        return out
+
+    def look(self, func: Any, values: Iterable[Any]) -> None:
+        """Whether the outputs are among these values, or in a list of them."""
+        for value in values:
+            if isinstance(value, (tuple, list)):
+                self.look(func, value)
+            elif id(value) in self.outputs:
+                self.readers.setdefault(self.outputs[id(value)][0], []).append(func)
 
 
 def _read(
@@ -104,29 +182,33 @@ def fits(x: Tensor) -> bool:
 
 class _Biased(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
-        ctx.geometry = geometry
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry, relu: bool) -> Tensor:
+        ctx.geometry, ctx.relu = geometry, relu
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
-        kernels.finish(_matrix(out), kernels.Vectors(shift=bias), relu=False)
-        ctx.save_for_backward(x, weight)
+        kernels.finish(_matrix(out), kernels.Vectors(shift=bias), relu)
+        ctx.save_for_backward(x, weight, out if relu else None)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
+        x, weight, out = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         g = g.contiguous(memory_format=torch.channels_last)
+        if ctx.relu:
+            flat, _ = kernels.unfinish(_matrix(g), _matrix(out), kernels.Vectors(), relu=True)
+            n, _, h, w = g.shape
+            g = flat.view(n, h, w, -1).permute(0, 3, 1, 2)
         grads: list[Tensor | None] = [None, None, None]
         if need_x or need_weight:
             found = convolution_backward(g, x, weight, ctx.geometry, [need_x, need_weight, False])
             grads[:2] = [part if need else None for part, need in zip(found, (need_x, need_weight), strict=False)]
         if need_bias:
             grads[2] = kernels.totals(_matrix(g))
-        return (*(t if t is None else t.to(d) for t, d in zip(grads, ctx.dtypes, strict=True)), None)
+        return (*(t if t is None else t.to(d) for t, d in zip(grads, ctx.dtypes, strict=True)), None, None)
 
 
 class _Linear(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zeroforget.core.quick import Quick
+from zeroforget.core.quick import Quick, rectified
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
@@ -85,6 +85,7 @@ class Method(nn.Module):
         self.heads = nn.ModuleList()
         self.smoothing = 0.0
         self.share: Tensor | None = None
+        self._rectified: list[Any] | None = None
         self.net = net
         self._set_example(example)
 
@@ -174,7 +175,15 @@ class Method(nn.Module):
 
     def computing(self) -> AbstractContextManager[Any]:
         """The context in which a step computes its loss: on a GPU, quick twins of common operators."""
-        return Quick() if self.get_buffer("example").is_cuda else nullcontext()
+        example = self.get_buffer("example")
+        if not example.is_cuda:
+            return nullcontext()
+        if self._rectified is None:
+            self._rectified = rectified(self.net, example)
+        return Quick(self._rectified)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rectified": None}  # a copy has weights of its own
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """What a step of training makes smaller."""
