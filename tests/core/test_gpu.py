@@ -137,8 +137,11 @@ def test_quick_networks_agree_with_double_precision() -> None:
     found = rectified(net, x)
     assert len(found) == 10
     net.to(memory_format=torch.channels_last)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
     with Quick(found):
         y = net(x.contiguous(memory_format=torch.channels_last))
     ours = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
+    torch.backends.cudnn.allow_tf32 = before
     error = torch.cat([(a - b).flatten() for a, b in zip(ours, wanted, strict=True)])
     assert float(error.norm() / torch.cat([b.flatten() for b in wanted]).norm()) < 1e-5

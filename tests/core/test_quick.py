@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -172,6 +174,10 @@ class Peeking(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.inner = how, chain()
+        if how == "script":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # there are such networks still
+                self.script = torch.jit.trace(torch.square, torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
         before = self.inner[0](x)
@@ -184,6 +190,12 @@ class Peeking(nn.Module):
             return before
         elif self.how == "twice":
             after = self.inner[1](before)
+        elif self.how == "training" and self.training:
+            after = after * before.mean()
+        elif self.how == "keep":
+            self.kept = before
+        elif self.how == "script":
+            after = self.script(before)
         return self.inner[2:](after)
 
 
@@ -197,7 +209,7 @@ def test_rectifiers_that_alone_read_a_convolution_are_found() -> None:
     assert net.training
     plain = Peeking("no")
     assert len(weights_of(plain)) == 2
-    for how in ("sum", "list", "result", "twice"):
+    for how in ("sum", "list", "result", "twice", "training", "keep", "script"):
         assert not any(w is plain.inner[0].weight for w in weights_of(Peeking(how)))
     hooked = chain()
     hooked[0].register_forward_hook(lambda *_: None)
@@ -230,3 +242,41 @@ def test_a_weight_that_is_gone_rectifies_nothing() -> None:
     assert len(Quick(refs)._rectified) == 2
     del net
     assert not Quick(refs)._rectified
+
+
+def test_rectifiers_may_come_late_and_in_any_order(everywhere: list[torch.Size]) -> None:
+    class Crossing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = chain()[:2], nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.one[0](x), self.two[0](x)
+            return self.one[1](a) - self.two[1](b)
+
+    net, x = Crossing(), torch.randn(2, 3, 8, 8)
+    found = quick.rectified(net, x)
+    assert len(found) == 2
+    wanted = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
+    with Quick(found):
+        y = net(x)
+    torch.testing.assert_close(torch.autograd.grad(y.square().sum(), list(net.parameters())), wanted)
+
+
+def test_looking_changes_neither_statistics_nor_draws() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    assert len(quick.rectified(net, torch.ones(2, 3, 8, 8))) == 1
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_a_bias_that_is_a_slice(everywhere: list[torch.Size]) -> None:
+    x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    bias = torch.randn(4, 5)[:, 2]
+    with Quick():
+        y = F.conv2d(x, weight, bias)
+    torch.testing.assert_close(y, F.conv2d(x, weight, bias))

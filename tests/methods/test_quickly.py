@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.methods import helpers
 from zeroforget.core import quick
+from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick
 from zeroforget.methods import Method, names
 from zeroforget.training import Regime
@@ -33,32 +36,48 @@ def net() -> nn.Module:
     )
 
 
-def learned(name: str) -> dict[str, Tensor]:
-    method = helpers.make(name, net)
+class Again(nn.Module):
+    """Computes its middle anew on the way back, to save memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle: Tensor = checkpoint(self.whole[:5], x, use_reentrant=False)
+        out: Tensor = self.whole[5:](middle)
+        return out
+
+
+def learned(name: str, make: Callable[[], nn.Module] = net) -> dict[str, Tensor]:
+    method = helpers.make(name, make)
     sequence = helpers.tasks(((0, 1, 2), (3, 4)), each=40)
     for k, task in enumerate(sequence):
         helpers.learn(method, task, sequence[:k], regime=REGIME)
     return helpers.copied(dict(method.state_dict()))
 
 
-@pytest.mark.parametrize("name", names())
-def test_quick_steps_learn_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = learned(name)
+@pytest.mark.parametrize(("name", "make"), [*((name, net) for name in names()), ("finetuning", Again)])
+def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = learned(name, make)
     seen: list[bool] = []
 
     def computing(self: Method) -> Quick:
-        if isinstance(self.net, nn.Sequential):
-            found = quick.rectified(self.net, self.get_buffer("example"))
-            seen.append(len(found) == 2)
-            return Quick(found)
-        return Quick()
+        """As on a GPU."""
+        if isinstance(self.net, GrowingNetwork):
+            return Quick()
+        if self._rectified is None:
+            self._rectified = quick.rectified(self.net, self.get_buffer("example"))
+            seen.append(len(self._rectified) == 2)
+        return Quick(self._rectified)
 
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
     for kind in {cls for cls in Method.__subclasses__() if "computing" in vars(cls)} | {Method}:
         monkeypatch.setattr(kind, "computing", computing)
-    for tensor, value in learned(name).items():
+    for tensor, value in learned(name, make).items():
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
     assert all(seen) or name == "r-ewc"  # whose layers are rotated, so that no rectifier follows a convolution
+    assert seen or isinstance(helpers.make(name, net).net, GrowingNetwork)
 
 
 def test_copies_look_at_their_own_weights() -> None:

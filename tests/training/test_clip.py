@@ -11,11 +11,12 @@ from zeroforget.training.clip import clip
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 @pytest.mark.parametrize("most", [0.1, 1e6])
-def test_a_fused_optimizer_bounds_the_gradient_as_torch_does(name: str, most: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fused_optimizer_bounds_the_gradient_as_torch_does(name: str, most: float, dtype: torch.dtype) -> None:
     ends = []
     for fused in (True, False):
         torch.manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(2))]
+        parameters = [nn.Parameter(torch.randn(*shape, dtype=dtype)) for shape in ((5, 4), (7,), (2,))]
         optimizer = getattr(torch.optim, name)(parameters, lr=0.1, weight_decay=0.01, fused=fused)
         for step in range(4):
             optimizer.zero_grad()

@@ -34,21 +34,24 @@ class Quick(TorchFunctionMode):
     def __init__(self, rectified: Iterable[weakref.ref[Tensor]] = ()) -> None:
         super().__init__()
         self._rectified = {id(weight): ref for ref in rectified if (weight := ref()) is not None}
-        self._done: Tensor | None = None
+        self._done: dict[int, Tensor] = {}
+        """Outputs that are rectified already, until the rectifier asks."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator, or the quick one in its place."""
         kwargs = kwargs or {}
-        if func is F.relu and args and args[0] is self._done and self._done is not None:
-            self._done = None
-            return args[0]
+        if func is F.relu and args and id(args[0]) in self._done:
+            return self._done.pop(id(args[0]))
+        if func not in _KNOWN or _saved_elsewhere():
+            return func(*args, **kwargs)
         if func is F.conv2d and (found := _read(*args, **kwargs)) is not None:
             relu = (ref := self._rectified.get(id(found[1]))) is not None and ref() is found[1]
             with torch.cuda.device_of(found[0]):  # kernels are launched on the current device
                 out = _Biased.apply(*found, relu)  # type: ignore[no-untyped-call]
-            self._done = out if relu else None
+            if relu:
+                self._done[id(out)] = out
             return out
         if func is F.max_pool2d and (image := _halved(*args, **kwargs)) is not None:
             with torch.cuda.device_of(image):
@@ -58,29 +61,45 @@ class Quick(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_KNOWN = {F.conv2d, F.max_pool2d, F.linear}
+
+
+def _saved_elsewhere() -> bool:
+    """Whether somebody else sees to what autograd saves: where a network computes parts of itself anew on the way back
+    (torch.utils.checkpoint), that happens outside of our context and must find the same operators."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def rectified(net: nn.Module, example: Tensor) -> list[weakref.ref[Tensor]]:
     """The weights of the convolutions of a network whose outputs, on this example, a rectifier reads and nobody else.
 
-    Only those before a plain `nn.ReLU` in a plain `nn.Sequential` come into question, and the network is watched: one
-    that looks at a convolution's output in any other way keeps it.
+    Only those before a plain `nn.ReLU` in a plain `nn.Sequential` come into question, and the network is watched in the
+    mode that it is in: one that looks at a convolution's output in any other way, or keeps it, is left as it is.
     """
     weights: dict[int, Tensor] = {}
     for chain in net.modules():
+        if any(isinstance(part, _UNSEEN) for part in (chain, *vars(chain).values())):
+            return []
         if type(chain) is nn.Sequential:
             for layer, after in itertools.pairwise(chain):
                 if type(layer) is nn.Conv2d and type(after) is nn.ReLU and not _hooked(layer) and not _hooked(after):
                     weights[id(layer.weight)] = layer.weight
-    modes = [(module, module.training) for module in net.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        with torch.no_grad(), _Readers(weights) as seen:
-            result = net(example)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    seen.look(None, (result,))
+    if not weights:
+        return []
+    statistics = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    device = [example.device] if example.is_cuda else []
+    with torch.random.fork_rng(device), torch.no_grad(), _Readers(weights) as seen:
+        result = net(example)
+    with torch.no_grad():
+        for buffer, before in statistics:
+            buffer.copy_(before)
+    seen.look("the result", (result,))
+    seen.end()
     return [weakref.ref(weight) for key, weight in weights.items() if seen.readers.get(key) == [F.relu]]
+
+
+_UNSEEN = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+"""What these read cannot be watched."""
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -88,13 +107,13 @@ def _hooked(module: nn.Module) -> bool:
 
 
 class _Readers(TorchFunctionMode):
-    """Notes which functions read the outputs of these convolutions."""
+    """Notes who reads the outputs of these convolutions."""
 
     def __init__(self, weights: Container[int]) -> None:
         super().__init__()
         self.weights = weights
-        self.outputs: dict[int, tuple[int, Tensor]] = {}  # the tensor is held so that its id stays its own
         self.readers: dict[int, list[Any]] = {}
+        self._outputs: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -105,18 +124,26 @@ class _Readers(TorchFunctionMode):
         out = func(*args, **kwargs)
         weight = args[1] if len(args) > 1 else kwargs.get("weight")
         if func is F.conv2d and id(weight) in self.weights:
-            self.outputs[id(out)] = id(weight), out
+            self._outputs[id(out)] = id(weight), weakref.ref(out)
         elif func is F.relu and out is args[0]:  # in place: from now on everybody sees it rectified
-            self.outputs.pop(id(out), None)
+            self._outputs.pop(id(out), None)
         return out
 
-    def look(self, func: Any, values: Iterable[Any]) -> None:
+    def look(self, reader: Any, values: Iterable[Any]) -> None:
         """Whether the outputs are among these values, or in a list of them."""
         for value in values:
             if isinstance(value, (tuple, list)):
-                self.look(func, value)
-            elif id(value) in self.outputs:
-                self.readers.setdefault(self.outputs[id(value)][0], []).append(func)
+                self.look(reader, value)
+            elif isinstance(value, dict):
+                self.look(reader, value.values())
+            elif id(value) in self._outputs and self._outputs[id(value)][1]() is value:
+                self.readers.setdefault(self._outputs[id(value)][0], []).append(reader)
+
+    def end(self) -> None:
+        """What is still there somebody keeps, to read it later."""
+        for key, output in self._outputs.values():
+            if output() is not None:
+                self.readers.setdefault(key, []).append("kept")
 
 
 def _read(
@@ -188,7 +215,7 @@ class _Biased(torch.autograd.Function):
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
-        kernels.finish(_matrix(out), kernels.Vectors(shift=bias), relu)
+        kernels.finish(_matrix(out), kernels.Vectors(shift=bias.contiguous()), relu)
         ctx.save_for_backward(x, weight, out if relu else None)
         return out
 

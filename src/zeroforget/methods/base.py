@@ -139,6 +139,7 @@ class Method(nn.Module):
         Whatever interrupts it, at whatever phase, leaves the method as it was before.
         """
         task.check()
+        self._rectified = None  # the network may have been changed since
         before = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
         self.add_task(TaskSpec(task.name, len(task.classes)))
         try:

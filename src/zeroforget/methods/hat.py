@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -74,6 +75,7 @@ class Hat(Method):
         self.embeddings = nn.ParameterList()
         self.norms = TaskNorms(net)
         self._decay = 0.0
+        self._bound = clip
         self._free: dict[str, Tensor] = {}
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
@@ -131,7 +133,9 @@ class Hat(Method):
             )
         self.hold()
         self._decay = fit.regime.weight_decay
-        return super().train_task(task, fit)
+        # The regime's bound is ours to apply: it must come before decay is made up for.
+        self._bound = min(self.clip, math.inf if fit.regime.clip is None else fit.regime.clip)
+        return fit(self, task, len(self.specs) - 1, clip=None)
 
     def hold(self) -> None:
         """From now on hold what the tasks before the newest need."""
@@ -158,7 +162,7 @@ class Hat(Method):
         e = self.embeddings[-1]
         if e.grad is not None:
             e.grad *= compensation(e, self.get_buffer("steepness"), self.smax)  # eq. (4)
-        nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self.clip)
+        nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self._bound)
         if self._decay:
             self._spare()
 

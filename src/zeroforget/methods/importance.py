@@ -170,7 +170,9 @@ class _Spring(torch.autograd.Function):
         away = theta - anchor
         force = firmness * away
         ctx.save_for_backward(force)
-        return torch.dot(force.reshape(-1), away.reshape(-1))
+        order = (0, 2, 3, 1) if theta.dim() == 4 else range(theta.dim())  # as it may lie in memory: no copy
+        flat = [t.permute(*order).reshape(-1) for t in (force, away)]
+        return torch.dot(*flat)
 
     @staticmethod
     @once_differentiable

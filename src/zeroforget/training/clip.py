@@ -19,4 +19,4 @@ def clip(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], m
         nn.utils.clip_grad_norm_(parameters, most)
         return
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
+    optimizer.grad_scale = ((norm.float() + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]

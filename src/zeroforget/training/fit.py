@@ -208,7 +208,7 @@ class _Loop:
         self.captured = self.regime.can_capture() and self.learner.graph_safe and bool(self.parameters)
         if self.parameters:
             self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.captured)
-        self.learner.smoothing = self.regime.label_smoothing
+        self.learner.smoothing, self.learner.share = self.regime.label_smoothing, None
         self.best = self.start = _copy(self.learner.moving())
         self._resume()
 
@@ -299,7 +299,7 @@ class _Loop:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.regime.cutmix or self.regime.mixup:
             x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
-        with self.regime.autocast(), self.learner.computing():
+        with self.learner.computing(), self.regime.autocast():
             loss = self.learner.loss(x, y.to(self.device), self.index)
         self.learner.share = None
         if self.optimizer is not None:
