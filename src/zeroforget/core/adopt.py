@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.oddities import plain_layout, refuse_rewriting, wavers
 from zeroforget.core.subject import in_service
 
 
@@ -46,6 +47,8 @@ def adopt(
         CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
         ValueError: an argument is out of range.
     """
+    refuse_rewriting(classifier)
+    example = plain_layout(example)
     features, head = split_head(classifier, example)
     if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):
         raise ValueError(
@@ -76,6 +79,15 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
     if out.dim() != 2:
         raise CannotGrow(
             f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
+        )
+    if not out.isfinite().all():
+        raise CannotGrow(
+            "the classifier's scores for the example hold NaN or infinity; look at its weights and the example"
+        )
+    if wavers(classifier, example):
+        raise CannotGrow(
+            "in eval mode the classifier answers one input in two ways: it draws random numbers, or remembers its last "
+            "input. Let it do so in training mode only"
         )
     features = without_head(classifier, path)
     try:
@@ -137,7 +149,7 @@ def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> Non
     if not torch.equal(got, expected):
         worst = float((got - expected).abs().max())
         raise CannotGrow(
-            f"the adopted network's logits differ from the classifier's by {worst:.3g}. Its parameters may lie in "
-            "memory in another order (channels last): bring them to the usual one with "
+            f"the adopted network's logits differ from the classifier's by {worst:.3g}. Some of its parameters may lie "
+            "in memory in another order than the rest (channels last): bring all to the usual one with "
             ".to(memory_format=torch.contiguous_format) first"
         )

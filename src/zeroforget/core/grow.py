@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from zeroforget.core.axes import Axes, CannotGrow
 from zeroforget.core.growth import Room, count_weights
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.oddities import plain_layout, refuse_rewriting, unused
 from zeroforget.core.proof import proven_axes
 
 
@@ -51,7 +52,15 @@ def grow(
         ValueError: an argument is out of range.
     """
     check_growth(start, fn, bridge, unknown, example)
+    if isinstance(keep, str):
+        raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
+    refuse_rewriting(net)
+    example = plain_layout(example)
     axes = proven_axes(net, example, keep=keep, unknown=unknown)
+    if not axes.sizes and start < 1:
+        raise ValueError(
+            f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
+        )
     names = [name for name, _ in net.named_parameters()]
     limit = 1.0 if limit is None and start < 1 else limit
     if limit is not None and limit < start:
@@ -60,6 +69,7 @@ def grow(
         axes.sizes, functools.partial(count_weights, [axes.tensors[name] for name in names]), limit, unit, align
     )
     _notice(axes, keep)
+    _warn_of_unused(net, example)
     return GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
 
 
@@ -75,6 +85,19 @@ def check_growth(start: float, fn: str, bridge: str, unknown: str, example: Tens
         raise ValueError(f"unknown is 'refuse' or 'keep', not '{unknown}'")
     if example.dim() < 2:
         raise ValueError(f"example must be a batch of inputs, not a tensor of shape {tuple(example.shape)}")
+
+
+def _warn_of_unused(net: nn.Module, example: Tensor) -> None:
+    """Say which parameters stay as they are because the example does not show what they are for."""
+    modules = sorted({name.rpartition(".")[0] or name for name in unused(net, example)})
+    if modules:
+        shown = ", ".join(f"'{path}'" for path in modules[:6]) + (" and more" if len(modules) > 6 else "")
+        warnings.warn(
+            f"{shown} took no part in the answer to the example and will not grow. A branch that runs only in "
+            "training, or only for other inputs, does not fit the network once it has grown: switch it off first "
+            "(torchvision: aux_logits=False), or pass an example that reaches it",
+            stacklevel=3,
+        )
 
 
 def _notice(axes: Axes, keep: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numb
 from zeroforget.core.growth import Room
 from zeroforget.core.labels import births_of, label_size
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, unseal
+from zeroforget.core.oddities import laid_out, layout_of
 from zeroforget.core.tensors import GrowingTensor
 
 _CACHED = 4  # dense networks kept for `forward`, the latest used
@@ -74,6 +75,7 @@ class GrowingNetwork(nn.Module):
         self.extras = nn.ModuleList()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net),)
+        self.layout = layout_of(net)
         self.body = self._convert(net)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
@@ -113,8 +115,8 @@ class GrowingNetwork(nn.Module):
             return self.tasks.index(task)
         if isinstance(task, int) and not isinstance(task, bool) and 0 <= task < len(self.history):
             return task
-        known = ", ".join(f"{i}: '{name}'" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
-        raise ValueError(f"no task {task!r}; there are {known}")
+        known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
+        raise ValueError(f"no task {task!r}; the tasks are {known}")
 
     def left(self) -> float:
         """How much this network may still grow, as a share of the full width or weights (its unit)."""
@@ -143,7 +145,7 @@ class GrowingNetwork(nn.Module):
         if name in self.tasks:
             raise ValueError(f"there is a task '{name}' already; choose another name")
         if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
-            raise ValueError(f"a task needs at least 2 classes, not {classes!r}")
+            raise ValueError(f"classes is the number of a task's classes, at least 2, not {classes!r}")
         first = not self.history
         shares = dict.fromkeys(self._births, 0.0) if first else self._shares[-1]
         widths = {axis: len(births) for axis, births in self._births.items()}
@@ -291,7 +293,8 @@ class GrowingNetwork(nn.Module):
             value = getattr(head, name)
             head._buffers.pop(name, None)
             head.register_parameter(name, nn.Parameter(value.detach().clone()))
-        return nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
+        whole = nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
+        return laid_out(whole, self.layout)
 
     # Inside ----------------------------------------------------------------------------------------------------
 
@@ -464,6 +467,10 @@ class GrowingNetwork(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
+
+    def __repr__(self) -> str:
+        tasks, kind = ", ".join(map(repr, self.tasks)) or "none yet", type(self._skeleton[0]).__name__
+        return f"GrowingNetwork({kind}; tasks: {tasks}; {sum(self.widths().values())} features)"
 
 
 def _forget_cache(module: nn.Module, _keys: Any) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse
 from zeroforget.core.dense import hollow, reshaped
+from zeroforget.core.labels import axis_names
+from zeroforget.core.oddities import hints
 from zeroforget.core.subject import Find, Subjects
 from zeroforget.core.trial import ERRORS, Broke, Unlike, short, where
 
@@ -40,6 +42,8 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
     subjects, held = Subjects(net, example), fixed_buffers(net)
     for _ in range(_TRIES):
         axes = find_axes(net, example, keep=kept, unknown="keep", care=care, held=held)
+        if _give_up(axes, _too_many(net, axes), kept, given_up):
+            continue
         failure = _try_shapes(net, axes, example, kept, care, held) if shapes_tell else None
         if failure is None:
             find = functools.partial(find_axes, keep=tuple(kept), unknown="keep", care=dict(care), held=held)
@@ -118,6 +122,18 @@ def _give_up(axes: Axes, bad: Mapping[str, str], kept: list[str], given_up: dict
     return bool(new)
 
 
+def _too_many(net: nn.Module, axes: Axes) -> dict[str, str]:
+    """Axes to keep because a parameter would grow along more than two dimensions at once."""
+    found = {}
+    for name, labels in axes.tensors.items():
+        growing = [label for label in labels if any(axis_names(label))]
+        for label in growing[2:]:
+            for axis in axis_names(label):
+                shape = tuple(dict(net.named_parameters())[name].shape) if name in dict(net.named_parameters()) else ()
+                found[axis] = f"parameter '{name}' of shape {shape} would grow along more than two dimensions"
+    return found
+
+
 def _reason(failure: Failure) -> str:
     place = f"module '{failure.path}'" if failure.path else "the network's own forward"
     return (
@@ -144,7 +160,9 @@ def _take_more_care(net: nn.Module, failure: Failure, care: Treatment) -> None:
         level, why = care.get(kind, (Care.NAMED, ""))
         care[kind] = (Care(level + 1), why or _reason(failure))
         return
-    raise CannotGrow(f"a wider network does not run ({failure.why}), and keeping layers as they are does not help")
+    raise CannotGrow(
+        f"a wider network does not run ({failure.why}), and keeping layers as they are does not help{hints(net)}"
+    )
 
 
 def _upwards(path: str) -> Iterator[str]:

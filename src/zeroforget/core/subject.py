@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes
 from zeroforget.core.dense import narrowed
+from zeroforget.core.oddities import layout_of, plain_layout
 from zeroforget.core.trace import without_caches
 from zeroforget.core.trial import ERRORS, Broke, Trial, Unlike
 
@@ -122,7 +123,7 @@ def _shaken(net: nn.Module, axes: Axes | None, x: Tensor, dtype: torch.dtype | N
     with torch.no_grad(), torch.random.fork_rng(devices=[]), without_caches(net):
         torch.manual_seed(0)
         for parameter in net.parameters():
-            parameter.data = parameter.data.contiguous()
+            parameter.data = plain_layout(parameter)
             if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
         return Subject(net, axes, given, net(given), tolerance)
@@ -131,10 +132,10 @@ def _shaken(net: nn.Module, axes: Axes | None, x: Tensor, dtype: torch.dtype | N
 def _confirm(net: nn.Module, axes: Axes, x: Tensor) -> None:
     """A trial growth of the network as it is."""
     plain = net
-    if not all(p.is_contiguous() for p in net.parameters()):
+    if layout_of(net) != torch.contiguous_format or not all(p.is_contiguous() for p in net.parameters()):
         plain = copy.deepcopy(net)
         for parameter in plain.parameters():
-            parameter.data = parameter.data.contiguous()
+            parameter.data = plain_layout(parameter)
     with in_service(plain), without_caches(plain):
         expected = plain(x)
         tolerance = min(0.05, 1000 * torch.finfo(expected.dtype).eps)

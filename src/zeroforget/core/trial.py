@@ -14,6 +14,7 @@ from zeroforget.core.growth import Room
 from zeroforget.core.labels import Clash, axis_names, births_of
 from zeroforget.core.layers import GrowingNorm
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.oddities import hints, wavers
 from zeroforget.core.tensors import GrowingTensor
 
 
@@ -104,7 +105,15 @@ class Trial:
 
     def _rebuilt(self, expected: Tensor) -> None:
         if not torch.equal(self._run(self.net, "narrow"), expected):
-            raise Unlike("the network rebuilt at its own width gives other outputs: it has state that was not copied")
+            if wavers(self.plain, self.x):
+                raise Unlike(
+                    "in eval mode the network answers one input in two ways: it draws random numbers, or remembers its "
+                    "last input. Let it do so in training mode only"
+                )
+            raise Unlike(
+                "the network rebuilt at its own width gives other outputs: it has state that was not copied"
+                + hints(self.plain)
+            )
 
     def _same(self, net: GrowingNetwork, expected: Tensor, tolerance: float) -> bool:
         """Whether the wider network's old features are what they were; statistics over features are exempt."""
@@ -169,7 +178,10 @@ class Trial:
         with torch.no_grad():
             dense = self.net.dense(len(self.net.history) - 1)(self.x) if compare else live.detach()
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
-            raise Unlike("the learning network and its dense form compute different things; please report this network")
+            raise Unlike(
+                "the learning network and its dense form compute different things"
+                + (hints(self.plain) or "; please report this network")
+            )
         try:
             (live * torch.randn_like(live)).sum().backward()
         except RuntimeError as error:
@@ -179,7 +191,11 @@ class Trial:
         idle = {id(p) for m in norms if id(m) not in ran for p in m.parameters()}  # used in training only, if ever
         for name, parameter in self.net.named_parameters():
             if parameter.grad is None and id(parameter) not in idle:
-                raise Unlike(f"no gradient reaches '{name}'")
+                path = name.removeprefix("body.").split(".grown")[0].split(".norms.")[0].split(".tasks.")[0]
+                raise Unlike(
+                    f"no gradient reaches what '{path}' would learn: its output is cut off (torch.no_grad, detach, "
+                    f"numpy). Let gradients pass there, or pass keep=['{path}']"
+                )
 
     def _felt(self, axes: Collection[str]) -> set[str]:
         """Of these axes, those where some gradient of the newest features is not zero."""
