@@ -30,18 +30,19 @@ the start of a later task is not the very function of the one before.
 
 ## What a network should be like
 
-- It answers in eval mode without random numbers, and with the same code for every input: what the example does not reach
-  (a branch for training, such as an auxiliary head) is named in a warning and does not grow. Train a grown network in
-  training mode: in eval mode it answers through `dense`, which has no gradients.
+- It answers in eval mode without random numbers, and with the same code for every input: what the example does not
+  reach (a branch for training, such as an auxiliary head) is named in a warning and does not grow. Train a grown
+  network in training mode: in eval mode it answers through `dense`, which has no gradients.
 - What it keeps beside parameters is in buffers; a plain tensor attribute is not copied. Hooks that write weights
   (`torch.nn.utils.weight_norm`) are refused: use `torch.nn.utils.parametrizations`, or remove them.
-- A number of features that the code has written down (`/ 8` instead of `/ y.shape[1]`) is adapted where it is an attribute
-  with a size's name and where a shape needs it. Where it is only arithmetic, nobody can tell: earlier tasks are exact all
-  the same, but later ones compute with the old number.
+- A number of features that the code has written down (`/ 8` instead of `/ y.shape[1]`) is adapted where it is an
+  attribute with a size's name and where a shape needs it. Where it is only arithmetic, nobody can tell: earlier tasks
+  are exact all the same, but later ones compute with the old number.
 - Channels last is kept, and its bits with it.
 
-`dense(task)` is a `Sequential` of `features`, the network's own class with plain modules of that task's widths (its head an
-`nn.Identity` if it was adopted), and `head`, a linear layer. It has a plain state dict, exports to ONNX and compiles.
+`dense(task)` is a `Sequential` of `features`, the network's own class with plain modules of that task's widths (its
+head an `nn.Identity` if it was adopted), and `head`, a linear layer. It has a plain state dict, exports to ONNX and
+compiles.
 """
 NONE = """
 The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, which runs where either is installed:
