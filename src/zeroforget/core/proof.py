@@ -124,14 +124,13 @@ def _give_up(axes: Axes, bad: Mapping[str, str], kept: list[str], given_up: dict
 
 def _too_many(net: nn.Module, axes: Axes) -> dict[str, str]:
     """Axes to keep because a parameter would grow along more than two dimensions at once."""
-    found = {}
-    for name, labels in axes.tensors.items():
-        growing = [label for label in labels if any(axis_names(label))]
-        for label in growing[2:]:
-            for axis in axis_names(label):
-                shape = tuple(dict(net.named_parameters())[name].shape) if name in dict(net.named_parameters()) else ()
-                found[axis] = f"parameter '{name}' of shape {shape} would grow along more than two dimensions"
-    return found
+    shapes = {name: tuple(parameter.shape) for name, parameter in net.named_parameters()}
+    return {
+        axis: f"parameter '{name}' of shape {shapes.get(name, ())} would grow along more than two dimensions"
+        for name, labels in axes.tensors.items()
+        for label in [label for label in labels if any(axis_names(label))][2:]
+        for axis in axis_names(label)
+    }
 
 
 def _reason(failure: Failure) -> str:
