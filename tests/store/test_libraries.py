@@ -125,13 +125,23 @@ def test_size_and_normalization_are_the_librarys_own(data: Path, tmp_path: Path)
     assert (model.tasks[0].preprocessing.mean, model.tasks[0].preprocessing.std) == ((0.5,) * 3, (0.25,) * 3)
 
 
+def test_another_size_is_told_by_the_tensor_that_shows_it(data: Path, tmp_path: Path) -> None:
+    file = saved(classifier("timm/patches_tiny", num_classes=3, img_size=8), tmp_path / "w.pt")
+    with pytest.raises(ModelError, match=r"'pos_embed' is \(1, 4, 6\), .* has \(1, 16, 6\); .* give the --size"):
+        made(tmp_path, data, "timm/patches_tiny", file, size=16)
+    assert not (tmp_path / "m").exists()
+
+
 def test_gray_pictures(data: Path, tmp_path: Path) -> None:
     whole = classifier("timm/patches_tiny", num_classes=3, img_size=8, in_chans=1)
     file = saved(whole, tmp_path / "w.pt")
     one = {"mean": (0.5,), "std": (0.5,)}
     with pytest.raises(ModelError, match="networks of torchvision take color pictures"):
         made(tmp_path, data, "torchvision/residual10", file, gray=True, **one)
-    model = made(tmp_path, data, "timm/patches_tiny", file, gray=True, **one)
+    with pytest.raises(ModelError, match=r"'patch_embed\.weight' is \(6, 1, .* with 1 channel: give --gray"):
+        made(tmp_path, data, "timm/patches_tiny", file)
+    model = made(tmp_path, data, "timm/patches_tiny", file, gray=True, std=one["std"])
+    assert (model.tasks[0].preprocessing.mean, model.tasks[0].preprocessing.std) == ((0.5,), (0.5,))
     x = torch.randn(3, 1, 8, 8)
     assert torch.equal(model.dense("digits")(x), whole(x))
 

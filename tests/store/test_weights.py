@@ -86,10 +86,10 @@ def test_values_that_would_change_are_refused(tmp_path: Path) -> None:
     net = nn.Linear(3, 2)
     assert needed(net) == ["weight", "bias"]
     half = {"weight": torch.randn(2, 3).bfloat16(), "bias": torch.zeros(2, dtype=torch.float64), "c": torch.ones(1)}
-    assert fill_from(net, half, "", tmp_path, "hint").keys() == {"c"}
+    assert fill_from(net, half, "", tmp_path, lambda: "hint").keys() == {"c"}
     assert torch.equal(net.weight, half["weight"].float())
     with pytest.raises(ModelError, match=r"'weight' has torch\.float64 values that torch\.float32 cannot hold"):
-        fill_from(net, {"weight": torch.full((2, 3), 0.1, dtype=torch.float64)}, "", tmp_path, "hint")
+        fill_from(net, {"weight": torch.full((2, 3), 0.1, dtype=torch.float64)}, "", tmp_path, lambda: "hint")
 
 
 def test_a_network_of_ours_from_data_parallel(data: Path, tmp_path: Path) -> None:

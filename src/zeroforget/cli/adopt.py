@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import app, console
+from zeroforget.cli.app import app, console, errors
 
 
 @app.command("adopt")
@@ -54,11 +54,12 @@ def adopt_command(
         str | None,
         typer.Option(
             help="What it subtracts, for each channel, of pixels from 0 to 1; by default timm's for this network, or "
-            "ImageNet's: 0.485,0.456,0.406."
+            "ImageNet's: 0.485,0.456,0.406; with --gray their mean, 0.449."
         ),
     ] = None,
     std: Annotated[
-        str | None, typer.Option(help="What it divides by; by default likewise, or 0.229,0.224,0.225.")
+        str | None,
+        typer.Option(help="What it divides by; by default likewise, or 0.229,0.224,0.225; with --gray 0.226."),
     ] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="A module whose features shall not grow.")
@@ -74,7 +75,7 @@ def adopt_command(
     Nothing is fetched, and no code from a file of weights is run.
     """
     from zeroforget.store import Options, Watch
-    from zeroforget.store.adoption import Given, adopt
+    from zeroforget.store.adoption import Given, adopt, doubt
 
     names = None if classes is None else tuple(filter(None, map(str.strip, classes.read_text().splitlines())))
     options = Options(network=network, width=width, size=size, gray=gray, seed=seed, held_out=0.5)
@@ -87,6 +88,8 @@ def adopt_command(
         f"adopted '{facts.name}': {len(facts.classes)} classes, {facts.weights:,} weights as they were, "
         f"{100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures right"
     )
+    if (wrong := doubt(facts, names)) is not None:
+        errors.print(f"[bold yellow]warning:[/] {escape(wrong)}", highlight=False, soft_wrap=True)
     _say(f"teach it more with: zeroforget learn {model} PICTURES --task NAME")
 
 

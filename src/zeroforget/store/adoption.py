@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -30,16 +31,16 @@ from zeroforget.store.lock import locked
 from zeroforget.store.network import command, empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, read_pictures
+from zeroforget.store.weights import few
 from zeroforget.training import FitLog
 
-__all__ = ["Given", "adopt"]
+__all__ = ["Given", "adopt", "doubt"]
 
 
 def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options, watch: Watch) -> TaskFacts:
     """Make a model whose first task is this classifier, measured on a folder of class folders."""
     name, folder = task_name(name), Folder(path)
-    if folder.exists() or folder.entries():
-        raise ModelError(f"{path} is there already; a classifier is adopted as the first task of a new model")
+    _check_new(folder)
     listing = list_pictures(pictures)
     classifier = _classifier(given, options, name)
     order = _order(listing.classes, given.classes, classifier.linear.out_features)
@@ -48,10 +49,39 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
         watch.say(note)
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=False, shift=0)
     ready = replace(ready, preprocessing=replace(ready.preprocessing, mean=classifier.mean, std=classifier.std))
+    adoption = _Adoption(folder, given, _ordered(classifier, order), ready, options, watch)
+    net, log = adoption.learn()  # whatever may be refused is refused here, before there is a folder
     with files.told(path):
         files.make(path)
         with locked(path, command(), wait=watch.wait, say=watch.say):
-            return _Adoption(folder, given, _ordered(classifier, order), ready, options, watch).run()
+            _check_new(folder)
+            files.clear(path)
+            return adoption.write(net, log)
+
+
+def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
+    """What may be wrong with a classifier that is seldom right, or None; `names` are those of its outputs, if given."""
+    counts, tried = facts.data.counts, facts.data.held_out
+    guess = max(counts) / sum(counts)  # how often one and the same answer would be right
+    surely = guess + 2 * math.sqrt(guess * (1 - guess) / tried)
+    if facts.accuracy == 1 or (facts.accuracy >= 0.5 and facts.accuracy > surely):
+        return None
+    low = f"only {100 * facts.accuracy:.1f} % of {tried} pictures are right"
+    if facts.accuracy <= surely:
+        low += f", not clearly better than to answer always the same ({100 * guess:.1f} %)"
+    about = facts.preprocessing
+    mean, std = (",".join(f"{number:g}" for number in numbers) for numbers in (about.mean, about.std))
+    order = few(names or facts.classes)
+    return (
+        f"{low}. If it should do better, look at the order of its classes (taken as {order}; --classes "
+        f"tells another), at --mean {mean} and --std {std}, and whether these are pictures of its classes; then remove "
+        "the folder and adopt it again"
+    )
+
+
+def _check_new(folder: Folder) -> None:
+    if folder.exists() or folder.entries():
+        raise ModelError(f"{folder.path} is there already; a classifier is adopted as the first task of a new model")
 
 
 def _classifier(given: Given, options: Options, name: str) -> Classifier:
@@ -125,10 +155,16 @@ def _order(folders: Sequence[str], names: Sequence[str] | None, outputs: int) ->
     """For each picture folder the classifier's output that means it."""
     names = list(folders) if names is None else list(names)
     if len(names) != outputs:
-        raise ModelError(f"the classifier has {outputs} outputs, but there are {len(names)} names of classes")
+        raise ModelError(
+            f"the classifier has {outputs} outputs, but there are {len(names)} names of classes ({few(names)}); give "
+            "pictures with a folder for each output, and with --classes a name for each"
+        )
     if sorted(names) != sorted(folders):
-        odd = sorted(set(names) ^ set(folders))
-        raise ModelError(f"the picture folders and the names of classes differ: '{odd[0]}' is not in both")
+        odd = sorted(set(names) ^ set(folders)) or sorted(name for name in names if names.count(name) > 1)
+        raise ModelError(
+            f"the picture folders ({few(folders)}) and the names of classes ({few(names)}) differ: '{odd[0]}' is not "
+            "once in both"
+        )
     return [names.index(folder) for folder in folders]
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import TaskFacts
+from zeroforget.store.facts import Backbone, TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, Chain, Folder
 from zeroforget.store.network import assemble
@@ -98,9 +99,9 @@ def operations(dense: nn.Module, shape: Sequence[int]) -> int:
     return int(counter.get_total_flops())
 
 
-def load_weights(net: nn.Module, path: Path) -> str:
+def load_weights(net: nn.Module, backbone: Backbone, path: Path) -> str:
     """Fill a plain network from a file of weights; its sha256. Extra tensors, such as a head's, are left out."""
     values = read_weights(path)
-    prefix = prefix_of(values, needed(net), path, "the network by the names that nets.build gives them")
-    fill_from(net, values, prefix, path, "is the width the same?")
+    prefix = prefix_of(values, needed(net), path, f"'{backbone.network}'")
+    fill_from(net, values, prefix, path, lambda: mismatch.of_ours(backbone, values, prefix))
     return sha256(path.read_bytes())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from zeroforget.core.adopt import find_head
 from zeroforget.core.axes import CannotGrow
 from zeroforget.nets import libraries
+from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import MOST_PIXELS, Backbone, Library
 from zeroforget.store.network import example, library_network, plain_network
-from zeroforget.store.weights import fill_from, needed, prefix_of, read_weights
+from zeroforget.store.weights import few, fill_from, needed, prefix_of, read_weights
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of its pixels, from 0 to 1."""
@@ -31,7 +33,8 @@ class Given:
 
     weights: Path
     mean: tuple[float, ...] | None = None
-    """What it subtracts from pixels, for each channel; by default what its library says, or ImageNet's."""
+    """What it subtracts from pixels, for each channel; by default what its library says, or ImageNet's.
+    Of these, a gray picture has the mean."""
     std: tuple[float, ...] | None = None
     classes: tuple[str, ...] | None = None
     """The names of its outputs in order; by default the names of the picture folders, sorted."""
@@ -66,8 +69,11 @@ def ours(given: Given, backbone: Backbone, seed: int) -> Classifier:
     """A network of ours; the head has whatever name in the file."""
     plain, path = plain_network(backbone, seed), given.weights
     values = read_weights(path)
-    prefix = prefix_of(values, needed(plain), path, "the network by the names that nets.build gives them, and a head")
-    head = _head(fill_from(plain, values, prefix, path, "is the width the same?"), path)
+    prefix = prefix_of(values, needed(plain), path, f"'{backbone.network}' and a head")
+    rest = fill_from(plain, values, prefix, path, lambda: mismatch.of_ours(backbone, values, prefix))
+    with torch.no_grad():
+        features = plain.eval()(example(backbone)).shape[1]
+    head = _head(rest, features, path)
     whole = nn.Sequential(OrderedDict(features=plain, head=head))
     return _in_service(whole, "head", backbone, given)
 
@@ -92,7 +98,8 @@ def from_library(given: Given, name: str, *, size: int | None, channels: int, se
         except (libraries.NoLibrary, CannotGrow):
             raise
         except ERRORS as error:
-            problem = problem or error
+            if problem is None or (isinstance(error, ModelError) and not isinstance(problem, ValueError)):
+                problem = error  # that a tensor does not fit says more than that the network does not run
     assert problem is not None
     if isinstance(problem, ValueError):
         raise problem
@@ -102,17 +109,20 @@ def from_library(given: Given, name: str, *, size: int | None, channels: int, se
 def _fitted(given: Given, backbone: Backbone, values: Mapping[str, Tensor], seed: int) -> Classifier:
     """The network built with these options, and with as many classes as its weights have, filled."""
     name, options, path = backbone.network, dict(backbone.options), given.weights
-    library, hint = libraries.library_of(name), "was it built with other options (--set KEY=VALUE)?"
+    library = libraries.library_of(name)
     net = library_network(name, options, seed)
     head, _ = find_head(net, example(backbone))
-    prefix = prefix_of(values, needed(net), path, f"{name} by the names that {library} gives them")
+    prefix = prefix_of(values, needed(net), path, name)
     rows = values[f"{prefix}{head}.weight"]
     if "num_classes" not in options and rows.dim() == 2 and len(rows) != len(net.get_submodule(head).weight):  # type: ignore[arg-type]
         options["num_classes"] = len(rows)
         net = library_network(name, options, seed)
-    rest = fill_from(net, values, prefix, path, hint)
+    rest = fill_from(net, values, prefix, path, lambda: mismatch.of_library(backbone, net, head, values, prefix))
     if odd := [key for key, value in rest.items() if not _needless(net, key.removeprefix(prefix), value)]:
-        raise ModelError(f"{path} holds '{odd[0]}', which {name} has no place for; {hint}")
+        raise ModelError(
+            f"{path} holds '{odd[0]}', which {name} has no place for; was it built with other options "
+            "(--set KEY=VALUE), or is it another network?"
+        )
     made = Library(library, libraries.version(library), head)
     return _in_service(net, head, replace(backbone, options=options, library=made), given)
 
@@ -125,27 +135,56 @@ def _needless(net: nn.Module, name: str, value: Tensor) -> bool:
     return name.startswith(libraries.SIDES)
 
 
-def _head(rest: Mapping[str, Tensor], path: Path) -> nn.Linear:
+def _head(rest: Mapping[str, Tensor], features: int, path: Path) -> nn.Linear:
+    """The linear layer that a file holds beside a network of so many features."""
     weights = [name for name, value in rest.items() if name.endswith("weight") and value.dim() == 2]
     if len(weights) != 1:
         raise ModelError(
             f"{path} should hold one linear layer beside the network, its head (such as 'head.weight' and "
-            f"'head.bias'); there {'are ' + str(len(weights)) if weights else 'is none'}"
+            f"'head.bias'); {_found(weights, rest)}"
         )
-    weight = rest[weights[0]]
-    head = nn.Linear(weight.shape[1], weight.shape[0])
-    named = {"bias": torch.zeros(len(weight)), "weight": weight}
-    bias = rest.get(weights[0].removesuffix("weight") + "bias")
-    fill_from(head, named if bias is None else named | {"bias": bias}, "", path, "that is no head")
+    weight, prefix = rest[weights[0]], weights[0].removesuffix("weight")
+    head = nn.Linear(features, len(weight))
+    none = {f"{prefix}bias": torch.zeros(len(weight))}
+    fill_from(head, none | dict(rest), prefix, path, lambda: _no_head(weight, features))
     return head
+
+
+def _no_head(weight: Tensor, features: int) -> str:
+    if weight.shape[1] == features:
+        return f"its weight has {len(weight)} classes, so the bias must have as many numbers"
+    return mismatch.of_head(len(weight), weight.shape[1], features)
+
+
+def _found(weights: Sequence[str], rest: Mapping[str, Tensor]) -> str:
+    if weights:
+        return f"it holds {len(weights)}: {few(weights)}. Save the one that writes the class scores alone"
+    shown = [f"{name} {tuple(value.shape)}" for name, value in rest.items()]
+    return f"beside the network it holds {few(shown)}. Save the whole classifier, with its head"
 
 
 def _in_service(net: nn.Module, head: str, backbone: Backbone, given: Given) -> Classifier:
     channels, about = backbone.shape[0], libraries.published(net)
-    found = [
-        own if own is not None else tuple(float(number) for number in about.get(key, usual))
+    mean, std = (
+        own if own is not None else _usual(about.get(key, usual), channels)
         for own, key, usual in ((given.mean, "mean", IMAGENET[0]), (given.std, "std", IMAGENET[1]))
-    ]
-    if any(len(numbers) != channels for numbers in found) or min(found[1]) <= 0:
-        raise ModelError(f"mean and std need {channels} number(s) each, as its pictures have channels; std > 0")
-    return Classifier(net.requires_grad_(False).eval(), head, backbone, found[0], found[1])
+    )
+    if len(mean) != channels or len(std) != channels:
+        kind = "gray pictures have 1 channel" if channels == 1 else "color pictures have 3 channels"
+        raise ModelError(
+            f"mean and std need {channels} number(s) each, because {kind}; there are {len(mean)} and {len(std)}"
+        )
+    if not all(map(math.isfinite, mean + std)) or min(std) <= 0:
+        raise ModelError("mean and std must be finite numbers, and std above 0")
+    if not torch.isfinite(net.requires_grad_(False).eval()(example(backbone))).all():
+        raise ModelError(
+            f"{given.weights}: with these weights the network answers NaN or infinite numbers to noise; they are too "
+            "large, or its training diverged. Take weights from before that"
+        )
+    return Classifier(net, head, backbone, mean, std)
+
+
+def _usual(numbers: Sequence[float], channels: int) -> tuple[float, ...]:
+    """What is published for each channel; for gray pictures, whose one channel is a mixture of three, their mean."""
+    own = tuple(float(number) for number in numbers)
+    return (round(sum(own) / len(own), 6),) if channels == 1 and own else own

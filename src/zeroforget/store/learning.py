@@ -126,12 +126,21 @@ class _Learning:
         self.growths = self._possible()
 
     def run(self) -> TaskFacts:
+        """Learn it and write it down."""
+        return self.write(*self.learn())
+
+    def learn(self) -> tuple[GrowingNetwork, FitLog]:
+        """The network that knows the task, and how that came."""
         self.additions = [addition(self.net, self.ready, growth) for growth in self.growths]
         self.watch.adds(self.additions)
         grower = Grower(self.net, self.backbone, self.growths, self.options.margin).to(self.options.device)
         log = self._train(grower)
         grower.to("cpu")
-        facts = self._write(grower.net, log)
+        return grower.net, log
+
+    def write(self, net: GrowingNetwork, log: FitLog) -> TaskFacts:
+        """The task becomes a part of the folder."""
+        facts = self._write(net, log)
         shutil.rmtree(self.folder.path / TRAINING, ignore_errors=True)
         return facts
 
@@ -141,7 +150,9 @@ class _Learning:
         if chain is not None and (chain.tasks or self.options.weights is None):
             return chain.model, assemble_chain(folder, chain)
         plain = plain_network(self.backbone, chain.model.seed if chain else self.options.seed)
-        self.weights = None if self.options.weights is None else load_weights(plain, self.options.weights)
+        self.weights = (
+            None if self.options.weights is None else load_weights(plain, self.backbone, self.options.weights)
+        )
         backbone = self.backbone
         net = grow(plain, example(backbone), start=backbone.start, limit=backbone.limit, unit=backbone.unit)
         made, program = now(), f"zeroforget {__version__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,31 @@ def prefix_of(values: Mapping[str, Tensor], names: Collection[str], path: Path, 
     best = max(found, key=lambda prefix: (found[prefix], -len(prefix)), default="")
     missing = [name for name in names if best + name not in values]
     more = f" and {len(missing) - 1} more" if missing[1:] else ""
-    raise ModelError(f"{path} lacks '{best}{missing[0]}'{more}; it should hold the tensors of {whose}")
+    known = {best + name for name in names}
+    strange = [key for key in values if key not in known]
+    raise ModelError(
+        f"{path} lacks '{best}{missing[0]}'{more}; it should hold the tensors of {whose}, such as "
+        f"{few([best + name for name in missing])}, and has instead {few(strange)}. If these are the same tensors, "
+        "rename them: safetensors.torch.save_file({'its new name': values['its old name'], ...}, "
+        "'weights.safetensors'). If not, choose the --network that they are of (torchvision/resnet18 is torchvision's, "
+        "resnet18 is ours)"
+    )
+
+
+def few(names: Collection[str]) -> str:
+    """The first of them, and how many more there are."""
+    shown = ", ".join(list(names)[:3]) or "none"
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @torch.no_grad()
-def fill_from(net: nn.Module, values: Mapping[str, Tensor], prefix: str, path: Path, hint: str) -> dict[str, Tensor]:
-    """Fill a network from a file's tensors; those that it has no place for come back."""
+def fill_from(
+    net: nn.Module, values: Mapping[str, Tensor], prefix: str, path: Path, hint: Callable[[], str]
+) -> dict[str, Tensor]:
+    """Fill a network from a file's tensors; those that it has no place for come back.
+
+    `hint` is asked what to do where a tensor has another shape than the network's.
+    """
     rest = dict(values)
     for name, tensor in net.state_dict().items():
         if prefix + name not in values:
@@ -99,7 +118,8 @@ def fill_from(net: nn.Module, values: Mapping[str, Tensor], prefix: str, path: P
         value = rest.pop(prefix + name)
         if value.shape != tensor.shape:
             found, has = tuple(value.shape), tuple(tensor.shape)
-            raise ModelError(f"{path}: '{prefix}{name}' is {found}, but the network has {has}; {hint}")
+            raise ModelError(f"{path}: '{prefix}{name}' is {found}, but the network has {has}; {hint()}")
+        _check_numbers(value, tensor, path, prefix + name)
         tensor.copy_(value)
         if value.dtype != tensor.dtype and not torch.equal(tensor.to(value.dtype), value):
             raise ModelError(
@@ -107,3 +127,15 @@ def fill_from(net: nn.Module, values: Mapping[str, Tensor], prefix: str, path: P
                 "not answer as it did. Convert it yourself first"
             )
     return rest
+
+
+def _check_numbers(value: Tensor, own: Tensor, path: Path, name: str) -> None:
+    """Refuse NaN and infinities, but for those that the network itself has there (in a mask, say)."""
+    wide = value.float() if value.is_floating_point() and value.itemsize < 4 else value
+    odd = ~torch.isfinite(wide)
+    count = int((odd & (wide != own)).sum()) if odd.any() else 0
+    if count:
+        raise ModelError(
+            f"{path}: '{name}' holds NaN or infinite values ({count} of {value.numel()}), so the network cannot "
+            "answer; its training may have diverged. Take weights from before that, or save them again"
+        )
