@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.memory import peak
-from benchmarks.steps import CLASSES, contestants, sgd, step_of
+from benchmarks.steps import CLASSES, contestants, facts_of, sgd, step_of
 from benchmarks.timing import captured, medians
 from zeroforget.core.grow import grow
 from zeroforget.data import Split, Task, scenario
@@ -153,9 +152,7 @@ def main() -> None:
             rows[name] = ratio
             print(f"{ratio:7.3f}  {name}", flush=True)
     if args.out:
-        facts = {"device": args.device, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        facts["platform"] = f"{platform.system()} {platform.machine()}"
-        args.out.write_text(json.dumps(facts | {"ratios": rows}, indent=1) + chr(10))
+        args.out.write_text(json.dumps(facts_of(args) | {"ratios": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
     <!-- epochs results/NAME.json -->                       the time of an epoch of the training loop
     <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
+    <!-- ratios results/NAME.json -->                       what `make bench` measured
 
 A file of results that is not there yet is said to be missing; no figure is ever written by hand.
 """
@@ -25,7 +26,9 @@ from zeroforget.experiments import archive, formats, tables
 from zeroforget.experiments.results import Results
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- (table|tuned|picture|steps|epochs|recipes) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (table|tuned|picture|steps|epochs|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 FOLDER = "pictures"
 
 
@@ -53,7 +56,12 @@ def _body(block: str, words: list[str]) -> str:
     names = [word for word in words if word.startswith("results/")]
     if missing := _missing(names):
         return _no_results(missing)
-    measured = {"steps": step_tables.steps, "epochs": step_tables.epochs, "recipes": recipes.table}
+    measured = {
+        "steps": step_tables.steps,
+        "epochs": step_tables.epochs,
+        "recipes": recipes.table,
+        "ratios": step_tables.ratios,
+    }
     if block in measured:
         return measured[block]([ROOT / name for name in names])
     if block == "picture":

@@ -61,3 +61,25 @@ def epochs(files: list[Path]) -> str:
         lines.append(f"| {row['loop']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {busy} |")
     note = [found["note"], ""] if "note" in found else []
     return "\n".join([*lines, "", *note, _about(found)])
+
+
+RATIOS = {
+    "growing ÷ fine-tuning, 95 % frozen": "95% frozen: tfm/8 / finetuning",
+    "the same without feature normalization": "95% frozen: tfm-nofn/8 / finetuning",
+    "growing ÷ fine-tuning, 50 % frozen": "50% frozen: tfm/8 / finetuning",
+    "naive masks, 95 % frozen": "95% frozen: naive / finetuning",
+    "floor": "95% frozen: floor / finetuning",
+}
+
+
+def ratios(files: list[Path]) -> str:
+    """What `make bench` wrote: steps as a table, the rest as a list."""
+    found = json.loads(files[0].read_text())
+    values: dict[str, float] = found["ratios"]
+    lines = ["| | VGG-16, quarter width, 32×32 | AlexNet, half width, 64×64 |", "|---|---:|---:|"]
+    for title, name in RATIOS.items():
+        cells = [f"{values[f'{network}, {name}']:.2f}" for network in ("vgg16-tiny", "alexnet")]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    rest = [f"- {name}: {value:.2f}" for name, value in values.items() if "frozen" not in name]
+    made = f"{found['threads']} threads, torch {found['torch']}, commit {found['commit']}, {found['date']}"
+    return "\n".join([*lines, "", *rest, "", f"`{found['command']}`: {made}."])

@@ -163,8 +163,9 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     words = sys.argv[1:]
     if "--out" in words:
         del words[words.index("--out") : words.index("--out") + 2]  # where it is written says nothing of how
+    program = Path(sys.argv[0]).stem
     return {
-        "command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
+        "command": " ".join(["python -m benchmarks" + ("" if program == "__main__" else f".{program}"), *words]),
         "args": {k: str(v) for k, v in vars(args).items() if k != "out"},
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
         "threads": torch.get_num_threads(),
