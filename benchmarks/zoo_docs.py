@@ -60,12 +60,13 @@ def write(page: Path, results: Path) -> None:
 
 def _results(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    commits = ", ".join(sorted({row["commit"] for row in found["models"]}))
+    made = sorted({row["commit"] for row in found["models"]})
+    commits = ("commit " if len(made) == 1 else "commits ") + ", ".join(made)
     lines = [
         "\n## Models of torchvision and timm\n",
         "All of torchvision's classification models and one model of each of timm's 60 largest families, converted, "
         f"proved, grown by a second task and compared\nbit for bit on {found['date'][:10]} ({versions}; "
-        f"commits {commits}) by\n\n    {found['command']}\n",
+        f"{commits}) by\n\n    {found['command']}\n",
         "*Axes* are runs of features that grow on their own; *coupled* ones are explained above; *kept* are layers "
         "whose width stays. Seconds are of\nprocessor time on one thread, for converting and proving at the small "
         "input size given. Models of torchvision are classifiers\nand were adopted with their own heads"
