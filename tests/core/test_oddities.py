@@ -74,10 +74,25 @@ def test_weights_written_by_hooks_are_refused_with_the_way_out() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             getattr(torch.nn.utils, kind)(net.a)
-        with pytest.raises(CannotGrow, match=rf"module 'a'.*remove_{kind}"):
-            grow(net, X)
+        net(X)
+        for take in (grow, adopt):
+            with pytest.raises(CannotGrow, match=rf"module 'a'.*remove_{kind}"):
+                take(net, X)
         getattr(torch.nn.utils, f"remove_{kind}")(net.a)
         grow(net, X)
+
+
+def test_a_tensor_with_a_history_is_named() -> None:
+    class Keeping(Odd):
+        def between(self, y: Tensor) -> Tensor:
+            self.last = y
+            return y
+
+    net = Keeping()
+    net(X)
+    for take in (grow, adopt):
+        with pytest.raises(CannotGrow, match=r"keeps 'last'.*last\.detach\(\)"):
+            take(net, X)
 
 
 def test_branches_that_the_example_does_not_reach_are_named() -> None:

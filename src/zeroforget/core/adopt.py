@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import plain_layout, refuse_rewriting, wavers
+from zeroforget.core.oddities import plain_layout, refuse_uncopyable, wavers
 from zeroforget.core.subject import in_service
 
 
@@ -47,7 +47,7 @@ def adopt(
         CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
         ValueError: an argument is out of range.
     """
-    refuse_rewriting(classifier)
+    refuse_uncopyable(classifier)
     example = plain_layout(example)
     features, head = split_head(classifier, example)
     if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zeroforget.core.axes import Axes, CannotGrow
 from zeroforget.core.growth import Room, count_weights
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import plain_layout, refuse_rewriting, unused
+from zeroforget.core.oddities import plain_layout, refuse_uncopyable, unused
 from zeroforget.core.proof import proven_axes
 
 
@@ -54,7 +54,7 @@ def grow(
     check_growth(start, fn, bridge, unknown, example)
     if isinstance(keep, str):
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
-    refuse_rewriting(net)
+    refuse_uncopyable(net)
     example = plain_layout(example)
     axes = proven_axes(net, example, keep=keep, unknown=unknown)
     if not axes.sizes and start < 1:

@@ -11,8 +11,8 @@ from zeroforget.core.trace import without_caches
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 
 
-def refuse_rewriting(net: nn.Module) -> None:
-    """Raise CannotGrow for modules that write their own weight before every run, which growing would fight with."""
+def refuse_uncopyable(net: nn.Module) -> None:
+    """Raise CannotGrow for a network of which no copy can be made: proof and growth begin with one."""
     for path, module in net.named_modules():
         for hook in module._forward_pre_hooks.values():
             name = type(hook).__name__
@@ -22,6 +22,12 @@ def refuse_rewriting(net: nn.Module) -> None:
                     f"module '{path}' computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
                     f"of now with torch.nn.utils.remove_{kind}(module) first, or use "
                     f"torch.nn.utils.parametrizations.{kind} instead"
+                )
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise CannotGrow(
+                    f"module '{path}' keeps '{name}', a tensor that gradients flow through, so it cannot be copied: "
+                    f"keep {name}.detach() instead, or set it to None before"
                 )
 
 
