@@ -1,0 +1,67 @@
+"""Runs of several experiments for a limited time."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from benchmarks import pool
+from benchmarks.pool import Job
+from zeroforget.experiments import archive
+
+TOML = """
+about = "small"
+scenario = "digits/5"
+network = {{ name = "small", width = 0.25 }}
+seeds = [0]
+
+[regime]
+epochs = {epochs}
+patience = 100000
+
+[methods]
+finetuning = {{}}
+freezing = {{}}
+"""
+
+
+@pytest.fixture
+def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "experiments").mkdir()
+    for name, epochs in (("short", 1), ("long", 100_000)):
+        (tmp_path / "experiments" / f"{name}.toml").write_text(TOML.format(epochs=epochs))
+    return argparse.Namespace(
+        minutes=10.0, parallel=2, device=None, data_root=None, out=tmp_path / "runs", results=tmp_path / "finished"
+    )
+
+
+def test_what_ends_is_written_down(args: argparse.Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job.parse("short:finetuning"), Job.parse("short:freezing")]
+    assert pool.run(jobs, args) == []
+    assert {run.method for run in archive.load(args.results / "short.json")} == {"finetuning", "freezing"}
+    said = capsys.readouterr().out
+    assert said.index("finetuning begins") < said.index("freezing begins")
+    assert said.count("is finished") == 2
+
+
+def test_what_does_not_end_in_time_is_stopped_and_told(args: argparse.Namespace) -> None:
+    args.minutes, args.parallel = 0.03, 1
+    jobs = [Job.parse("long:finetuning"), Job.parse("short:finetuning")]
+    assert pool.run(jobs, args) == jobs
+    assert not args.results.exists()
+
+
+def test_a_run_that_fails_is_not_finished(args: argparse.Namespace) -> None:
+    job = Job("short", "nonsense")
+    assert pool.run([job], args) == [job]
+    assert "nonsense" in (args.out / "short-nonsense.log").read_text()
+
+
+@pytest.mark.parametrize("text", ["short", "short:", "missing:tfm"])
+def test_jobs_are_checked_before_anything_begins(text: str, args: argparse.Namespace) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME:METHOD"):
+        Job.parse(text)
