@@ -64,20 +64,18 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
 
     def computing(self: Method) -> Quick:
         """As on a GPU."""
-        if isinstance(self.net, GrowingNetwork):
-            return Quick()
         if self._rectified is None:
             self._rectified = quick.rectified(self.net, self.get_buffer("example"))
-            seen.append(len(self._rectified) == 2)
+            # A growing network has layers of its own, with rectifiers of their own.
+            seen.append(len(self._rectified) == (0 if isinstance(self.net, GrowingNetwork) else 2))
         return Quick(self._rectified)
 
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
-    for kind in {cls for cls in Method.__subclasses__() if "computing" in vars(cls)} | {Method}:
-        monkeypatch.setattr(kind, "computing", computing)
+    monkeypatch.setattr(Method, "computing", computing)
     for tensor, value in learned(name, make).items():
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
     assert all(seen) or name == "r-ewc"  # whose layers are rotated, so that no rectifier follows a convolution
-    assert seen or isinstance(helpers.make(name, net).net, GrowingNetwork)
+    assert seen
 
 
 def test_copies_look_at_their_own_weights() -> None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
+from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import plain_layout, refuse_uncopyable, wavers
+from zeroforget.core.oddities import refuse_uncopyable, wavers
 from zeroforget.core.subject import in_service
 
 

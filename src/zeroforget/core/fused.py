@@ -72,7 +72,7 @@ class _Fused(torch.autograd.Function):
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
         ctx.vectors = kernels.vectors(affine)
-        kernels.finish(_matrix(out, plan), ctx.vectors, plan.relu)
+        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu)
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
         kept: Tensor | None = x
         ctx.whole = rows is not None
@@ -93,9 +93,9 @@ class _Fused(torch.autograd.Function):
         grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
         g = g.contiguous() if geometry is None else g.contiguous(memory_format=torch.channels_last)
         flat, sums = kernels.unfinish(
-            _matrix(g, plan), None if out is None else _matrix(out, plan), ctx.vectors, plan.relu
+            kernels.matrix(g), None if out is None else kernels.matrix(out), ctx.vectors, plan.relu
         )
-        gy = _like(flat, g)
+        gy = kernels.like(flat, g)
         if need_x:
             grad_x = input_gradient(gy, weight, ctx.shape, geometry).to(ctx.input_dtype)
         if need_rows or need_born:
@@ -115,27 +115,14 @@ class _Fused(torch.autograd.Function):
         return (grad_x, *cast_back, None, None, None)
 
 
-def _matrix(x: Tensor, plan: Plan) -> Tensor:
-    """One row for each position, one column for each feature: a view."""
-    return x if plan.geometry is None else x.permute(0, 2, 3, 1).view(-1, x.shape[1])
-
-
-def _like(matrix: Tensor, x: Tensor) -> Tensor:
-    """A matrix in the form of x, whatever its number of features."""
-    if x.dim() == 2:
-        return matrix
-    n, _, h, w = x.shape
-    return matrix.view(n, h, w, matrix.shape[1]).permute(0, 3, 1, 2)
-
-
 def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
     """These channels of x, and for a convolution some of zeros behind them; their sums if asked for."""
     if plan.geometry is None:
         part = places.take(x, 1)
         return part, part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)) if sums else None
     columns = -(-len(places) // _ALIGNED) * _ALIGNED
-    matrix, total = kernels.gather(_matrix(x, plan), places, columns, sums)
-    return _like(matrix, x), total
+    matrix, total = kernels.gather(kernels.matrix(x), places, columns, sums)
+    return kernels.like(matrix, x), total
 
 
 def _weight_part(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes, CannotGrow
 from zeroforget.core.growth import Room, count_weights
+from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import plain_layout, refuse_uncopyable, unused
+from zeroforget.core.oddities import refuse_uncopyable, unused
 from zeroforget.core.proof import proven_axes
 
 

@@ -40,6 +40,19 @@ def works(device: torch.device) -> bool:
     return True
 
 
+def matrix(x: Tensor) -> Tensor:
+    """Of images, one row for each position and one column for each channel: a view. Anything else is a matrix."""
+    return x.permute(0, 2, 3, 1).view(-1, x.shape[1]) if x.dim() == 4 else x
+
+
+def like(rows: Tensor, x: Tensor) -> Tensor:
+    """A matrix in the form of x, whatever its number of features."""
+    if x.dim() != 4:
+        return rows
+    n, _, h, w = x.shape
+    return rows.view(n, h, w, rows.shape[1]).permute(0, 3, 1, 2)
+
+
 @dataclass(frozen=True, eq=False)
 class Affine:
     """Scale and shift of a layer's outputs, from its biases and its feature normalization (equation 7)."""

@@ -17,7 +17,7 @@ from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numb
 from zeroforget.core.growth import Room
 from zeroforget.core.labels import births_of, label_size
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, unseal
-from zeroforget.core.oddities import laid_out, layout_of
+from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.tensors import GrowingTensor
 
 _CACHED = 4  # dense networks kept for `forward`, the latest used

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.axes import CannotGrow
-from zeroforget.core.trace import without_caches
+from zeroforget.core.trace import in_eval, without_caches
 
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 
@@ -33,14 +33,12 @@ def refuse_uncopyable(net: nn.Module) -> None:
 
 def unused(net: nn.Module, example: Tensor) -> list[str]:
     """The parameters that take no part in the answer to the example, in eval mode."""
-    modes = [(module, module.training) for module in net.modules()]
     asked = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
     try:
-        net.eval()
         for parameter, _ in asked:
             parameter.requires_grad_(parameter.is_floating_point())
         names, parameters = zip(*((n, p) for n, p in net.named_parameters() if p.requires_grad), strict=True)
-        with torch.enable_grad(), without_caches(net):
+        with torch.enable_grad(), in_eval(net), without_caches(net):
             out = net(example[:2])
             grads = torch.autograd.grad(out.float().sum(), parameters, allow_unused=True)
     except _ERRORS:  # the trials will say what is wrong
@@ -48,8 +46,6 @@ def unused(net: nn.Module, example: Tensor) -> list[str]:
     finally:
         for parameter, learned in asked:
             parameter.requires_grad_(learned)
-        for module, mode in modes:
-            module.training = mode
     return [name for name, grad in zip(names, grads, strict=True) if grad is None]
 
 
@@ -75,36 +71,8 @@ def hints(net: nn.Module) -> str:
 @torch.no_grad()
 def wavers(net: nn.Module, example: Tensor) -> bool:
     """Whether a network in eval mode gives one input two answers."""
-    modes = [(module, module.training) for module in net.modules()]
-    try:
-        net.eval()
+    with in_eval(net):
         return not torch.equal(torch.nan_to_num(net(example)), torch.nan_to_num(net(example)))
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def plain_layout(tensor: Tensor) -> Tensor:
-    """A copy that lies in memory in the usual order, with the usual strides even where a dimension is one long."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-def layout_of(net: nn.Module) -> torch.memory_format:
-    """How a network's convolutions lie in memory."""
-    last = any(
-        p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
-        for p in net.parameters()
-    )
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def laid_out(net: nn.Module, layout: torch.memory_format) -> nn.Module:
-    """The network with its convolutions laid out so, in place."""
-    if layout != torch.contiguous_format:
-        for parameter in net.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=layout)
-    return net
 
 
 def _few(names: list[str]) -> str:

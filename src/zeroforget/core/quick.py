@@ -215,7 +215,7 @@ class _Biased(torch.autograd.Function):
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
-        kernels.finish(_matrix(out), kernels.Vectors(shift=bias.contiguous()), relu)
+        kernels.finish(kernels.matrix(out), kernels.Vectors(shift=bias.contiguous()), relu)
         ctx.save_for_backward(x, weight, out if relu else None)
         return out
 
@@ -226,15 +226,14 @@ class _Biased(torch.autograd.Function):
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         g = g.contiguous(memory_format=torch.channels_last)
         if ctx.relu:
-            flat, _ = kernels.unfinish(_matrix(g), _matrix(out), kernels.Vectors(), relu=True)
-            n, _, h, w = g.shape
-            g = flat.view(n, h, w, -1).permute(0, 3, 1, 2)
+            flat, _ = kernels.unfinish(kernels.matrix(g), kernels.matrix(out), kernels.Vectors(), relu=True)
+            g = kernels.like(flat, g)
         grads: list[Tensor | None] = [None, None, None]
         if need_x or need_weight:
             found = convolution_backward(g, x, weight, ctx.geometry, [need_x, need_weight, False])
             grads[:2] = [part if need else None for part, need in zip(found, (need_x, need_weight), strict=False)]
         if need_bias:
-            grads[2] = kernels.totals(_matrix(g))
+            grads[2] = kernels.totals(kernels.matrix(g))
         return (*(t if t is None else t.to(d) for t, d in zip(grads, ctx.dtypes, strict=True)), None, None)
 
 
@@ -270,8 +269,3 @@ class _Pooled(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return kernels.unpool(g.contiguous(memory_format=torch.channels_last), x)
-
-
-def _matrix(x: Tensor) -> Tensor:
-    """One row for each position, one column for each channel: a view."""
-    return x.permute(0, 2, 3, 1).view(-1, x.shape[1])

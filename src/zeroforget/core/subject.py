@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes
 from zeroforget.core.dense import narrowed
-from zeroforget.core.oddities import layout_of, plain_layout
-from zeroforget.core.trace import without_caches
+from zeroforget.core.layout import layout_of, plain_layout
+from zeroforget.core.trace import in_eval, without_caches
 from zeroforget.core.trial import ERRORS, Broke, Trial, Unlike
 
 Find = Callable[[nn.Module, Tensor], Axes]
@@ -149,16 +149,12 @@ def in_service(net: nn.Module) -> Iterator[None]:
 
     Some kernels are chosen by whether parameters want gradients, even where none are computed.
     """
-    modes = {module: module.training for module in net.modules()}
     learning = [p for p in net.parameters() if p.requires_grad]
     try:
-        net.eval()
         for parameter in learning:
             parameter.requires_grad_(False)
-        with torch.no_grad():
+        with torch.no_grad(), in_eval(net):
             yield
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
-        for module, mode in modes.items():
-            module.training = mode

@@ -221,6 +221,18 @@ class Watcher(TorchDispatchMode):
 
 
 @contextmanager
+def in_eval(net: nn.Module) -> Iterator[None]:
+    """Eval mode inside, each module's own mode again outside."""
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        net.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def without_caches(net: nn.Module) -> Iterator[None]:
     """What modules remember of earlier inputs is put aside, and back again afterwards."""
     found = list(caches(net))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,6 @@ from zeroforget.core.grow import grow
 from zeroforget.core.growth import smallest_within
 from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.quick import Quick
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec
 from zeroforget.methods.turns import standing, turns
@@ -169,10 +167,6 @@ class Tfm(Method):
             raise
         log.notes["growth"] = growth
         return log
-
-    def computing(self) -> AbstractContextManager[Any]:
-        """On a GPU, with quick operators for what is not a growing layer, such as pooling."""
-        return Quick() if self.get_buffer("example").is_cuda else nullcontext()
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """What is born with the newest task."""
