@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -39,6 +41,16 @@ def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNe
     return net.to("cuda")
 
 
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """In convolutions and products alike, whatever the machine's own settings are."""
+    conv, product = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = conv.allow_tf32, product.allow_tf32
+    conv.allow_tf32 = product.allow_tf32 = allowed
+    yield
+    conv.allow_tf32, product.allow_tf32 = before
+
+
 def laid_out(net: GrowingNetwork) -> GrowingNetwork:
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
@@ -62,10 +74,8 @@ def test_gradients_are_those_of_double_precision(
     exact = copy.deepcopy(net).double().train()
     x, y = torch.randn(16, *shape, device="cuda"), torch.randint(5, (16,), device="cuda")
     step(exact, x.double(), y, False)
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    step(laid_out(net).train(), x.contiguous(memory_format=torch.channels_last), y, precision == "bf16")
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    with tf32(precision == "tf32"):
+        step(laid_out(net).train(), x.contiguous(memory_format=torch.channels_last), y, precision == "bf16")
     wanted = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])
     found = torch.cat([p.grad.contiguous().flatten() for p in net.parameters() if p.grad is not None])
     assert len(wanted) == len(found) > 0
@@ -137,11 +147,8 @@ def test_quick_networks_agree_with_double_precision() -> None:
     found = rectified(net, x)
     assert len(found) == 10
     net.to(memory_format=torch.channels_last)
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    with Quick(found):
+    with tf32(False), Quick(found):
         y = net(x.contiguous(memory_format=torch.channels_last))
-    ours = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
-    torch.backends.cudnn.allow_tf32 = before
+        ours = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
     error = torch.cat([(a - b).flatten() for a, b in zip(ours, wanted, strict=True)])
     assert float(error.norm() / torch.cat([b.flatten() for b in wanted]).norm()) < 1e-5

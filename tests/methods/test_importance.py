@@ -65,6 +65,13 @@ def test_batches_do_not_change_the_fisher() -> None:
         torch.testing.assert_close(whole[name], parts[name])
 
 
+def test_moments_of_some_parameters_hold_on_to_nothing() -> None:
+    """The others require gradients as well, and a sum that knew it would keep every sample's alive."""
+    model = classifier()
+    found = fisher(model, ["1.weight"], [batch()])
+    assert not found["1.weight"].requires_grad
+
+
 def test_sampled_labels_follow_the_model() -> None:
     model = nn.Linear(1, 3)
     with torch.no_grad():

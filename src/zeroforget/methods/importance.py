@@ -76,7 +76,7 @@ def per_sample_moments(
     memory = room(next(iter(values.values())).device) if memory is None else memory
     chunk = max(1, memory // max(1, bits(*values.values()) // 8))
     count = 0
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():  # heads are parameters too: the sums would hold on to all that made them
         for images, labels in data:
             for x, y in zip(images.split(chunk), labels.split(chunk), strict=True):
                 for name, gradient in gradients(values, x, y).items():
