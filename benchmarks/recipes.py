@@ -1,14 +1,19 @@
 """How to train a task of Tiny ImageNet from few images: `python -m benchmarks.recipes --data-root DIR`.
 
 TFM learns the first tasks under one recipe after the other. What decides is validation accuracy: the test images are
-never looked at. Wants a GPU; start several processes with `--only` each to share it.
+never looked at. Wants a GPU, which several recipes may share (`--parallel`); each then is a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import subprocess
+import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +22,13 @@ import torch
 
 from benchmarks.steps import facts_of
 from zeroforget.data import scenario
+from zeroforget.experiments.mps import sharing
 from zeroforget.methods import registry
 from zeroforget.nets import build
 from zeroforget.training import Fit, Regime
 from zeroforget.training.seeding import seeded
 
 COMMON: dict[str, Any] = dict(
-    lr=0.05,
-    options={"momentum": 0.9, "weight_decay": 5e-4},
     schedule="cosine",
     warmup=1.0,
     label_smoothing=0.1,
@@ -35,7 +39,7 @@ COMMON: dict[str, Any] = dict(
 
 @dataclass(frozen=True)
 class Recipe:
-    """What differs from recipe to recipe: the images, and how long and on what batches they are trained."""
+    """What differs from recipe to recipe: the images, and how, how long and on what batches they are trained."""
 
     about: str
     epochs: int
@@ -43,7 +47,14 @@ class Recipe:
     batch: int = 128
     cutmix: float = 0.0
     mixup: float = 0.0
+    lr: float = 0.05
+    decay: float = 5e-4
+    dropout: float = 0.0
+    growth: dict[str, Any] = field(default_factory=lambda: {"start": 0.28, "growth": 0.08})
 
+
+MIXED: dict[str, Any] = dict(batch=64, cutmix=0.5, mixup=0.5)
+"""The recipe of tiny-imagenet-random-best.toml: what else could be done?"""
 
 RECIPES = {
     "base30": Recipe("crops", 30),
@@ -54,6 +65,17 @@ RECIPES = {
     "e100zoomcut": Recipe("random parts, half of the images cut", 100, {"zoom": 0.35}, cutmix=0.5),
     "e60zoomcut": Recipe("random parts, half of the images cut", 60, {"zoom": 0.35}, cutmix=0.5),
     "e60b64zoomcut": Recipe("random parts, half of the images cut", 60, {"zoom": 0.35}, batch=64, cutmix=0.5),
+    "mixed": Recipe("crops, cut and blended", 100, **MIXED),
+    "mixed-150": Recipe("crops, cut and blended", 150, **MIXED),
+    "mixed-drop": Recipe("the same, half of the hidden features dropped", 100, dropout=0.5, **MIXED),
+    "mixed-decay": Recipe("the same, twice the weight decay", 100, decay=1e-3, **MIXED),
+    "mixed-fast": Recipe("the same, twice the learning rate", 100, lr=0.1, **MIXED),
+    "mixed-even": Recipe(
+        "the same, a tenth of the weights for each task",
+        100,
+        growth={"start": 0.1, "growth": 0.1, "unit": "weights"},
+        **MIXED,
+    ),
 }
 
 
@@ -61,11 +83,20 @@ def train(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
     """The first tasks, one after another; each one's validation accuracy."""
     data = scenario({"name": "tiny-imagenet/random", **recipe.images}, root=args.data_root)
     with seeded("net", args.seed):
-        net = build("vgg16-tiny", data.shape, norm="batch", dropout=0.0)
-        method = registry.build("tfm", net, data.example(), start=0.28, growth=0.08, align=8)
+        net = build("vgg16-tiny", data.shape, norm="batch", dropout=recipe.dropout)
+        method = registry.build("tfm", net, data.example(), **recipe.growth, align=8)
     method.to(args.device)
-    own: dict[str, Any] = dict(cutmix=recipe.cutmix, mixup=recipe.mixup, epochs=recipe.epochs, batch_size=recipe.batch)
-    regime = Regime(**COMMON, **own, device=args.device)
+    regime = Regime(
+        **COMMON,
+        lr=recipe.lr,
+        options={"momentum": 0.9, "weight_decay": recipe.decay},
+        batch_size=recipe.batch,
+        epochs=recipe.epochs,
+        cutmix=recipe.cutmix,
+        mixup=recipe.mixup,
+        device=args.device,
+        capture=torch.device(args.device).type == "cuda",
+    )
     began = time.perf_counter()
     logs = [method.learn(task, Fit(regime, args.seed)) for task in data.tasks[: args.tasks]]
     return {
@@ -75,20 +106,43 @@ def train(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def apart(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One recipe in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        words = [sys.executable, "-m", "benchmarks.recipes", "--only", name, "--out", str(out)]
+        words += ["--tasks", str(args.tasks), "--seed", str(args.seed), "--device", args.device]
+        words += ["--data-root", str(args.data_root)] if args.data_root else []
+        subprocess.run(words, check=True)
+        row: dict[str, Any] = json.loads(out.read_text())["rows"][0]
+    return row
+
+
+def here(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One recipe in this process."""
+    recipe = RECIPES[name]
+    facts: dict[str, Any] = {"name": name, "about": recipe.about, "epochs": recipe.epochs, "batch": recipe.batch}
+    row = facts | train(recipe, args)
+    figures = ", ".join(f"{value:.3f}" for value in row["accuracies"])
+    print(f"{name}: validation {figures}, {row['seconds']:.0f} s", flush=True)
+    return row
+
+
 def table(files: list[Path]) -> str:
-    """For the docs: one row for each recipe, the best one last."""
-    found = json.loads(files[0].read_text())
-    tasks = len(found["rows"][0]["accuracies"])
+    """For the docs: one row for each recipe, the best one last, from all the files."""
+    found = [json.loads(file.read_text()) for file in files]
+    rows = sorted((row for part in found for row in part["rows"]), key=lambda row: sum(row["accuracies"]))
+    tasks = len(rows[0]["accuracies"])
     names = " | ".join(f"task {k + 1}" for k in range(tasks))
     lines = [f"| recipe | epochs | batch | {names} | mean |", "|---|--:|--:|" + "--:|" * (tasks + 1)]
-    for row in sorted(found["rows"], key=lambda row: sum(row["accuracies"])):
+    for row in rows:
         figures = [100 * value for value in [*row["accuracies"], sum(row["accuracies"]) / tasks]]
         cells = " | ".join(f"{value:.1f}" for value in figures)
         lines.append(f"| {row['about']} | {row['epochs']} | {row['batch']} | {cells} |")
-    about = (
-        f"`{found['command']}`: {found['device']}, torch {found['torch']}, commit {found['commit']}, {found['date']}."
-    )
-    return "\n".join([*lines, "", *([found["note"], ""] if "note" in found else []), about])
+    for part in found:
+        about = f"{part['device']}, torch {part['torch']}, commit {part['commit']}, {part['date']}."
+        lines += ["", *([part["note"], ""] if "note" in part else []), f"`{part['command']}`: {about}"]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -99,15 +153,16 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--parallel", type=int, default=1, help="so many at a time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name in args.only or RECIPES:
-        recipe = RECIPES[name]
-        facts = {"name": name, "about": recipe.about, "epochs": recipe.epochs, "batch": recipe.batch}
-        rows.append(facts | train(recipe, args))
-        figures = ", ".join(f"{value:.3f}" for value in rows[-1]["accuracies"])
-        print(f"{name}: validation {figures}, {rows[-1]['seconds']:.0f} s", flush=True)
+    names = list(args.only or RECIPES)
+    if args.parallel > 1:
+        shared = sharing(print) if args.device.startswith("cuda") else contextlib.nullcontext()
+        with shared, ThreadPoolExecutor(args.parallel) as pool:
+            rows = list(pool.map(lambda name: apart(name, args), names))
+    else:
+        rows = [here(name, args) for name in names]
     if args.out:
         args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
 
