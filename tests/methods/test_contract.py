@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.memory import peak
 from tests.methods import helpers
 from zeroforget.methods import find, names
 from zeroforget.methods.registry import options
@@ -78,6 +80,18 @@ def test_a_single_task_without_batchnorm(name: str) -> None:
     overhead = method.overhead()
     assert overhead.training >= 0
     assert overhead.inference >= 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_does_not_grow_with_the_images(name: str) -> None:
+    """Five times as many of them: whoever held on to something of each batch would need more."""
+
+    def most(each: int) -> int:
+        method, sequence = helpers.make(name, helpers.plain_net), helpers.tasks(((0, 1), (2, 3)), each)
+        regime, left = replace(helpers.REGIME, epochs=1, batch_size=16), iter(sequence)
+        return peak(lambda: helpers.learn(method, next(left), sequence[: len(method.specs)], regime=regime), 0)
+
+    assert most(125) < 2 * most(25)
 
 
 @pytest.mark.parametrize("name", NAMES)
