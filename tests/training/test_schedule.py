@@ -16,7 +16,8 @@ from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.joint import Joint
 from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
-from zeroforget.training import Fit, Progress, Regime
+from zeroforget.training import Fit, FitLog, Progress, Regime
+from zeroforget.training.fit import Epoch
 from zeroforget.training.seeding import seeded
 
 
@@ -49,7 +50,7 @@ def test_the_cosine_rises_and_falls_step_by_step_and_runs_every_epoch() -> None:
     assert [e.lr for e in log.epochs] == pytest.approx([rise[2], fall[2], fall[5], fall[8]])
 
 
-@pytest.mark.parametrize(("keep", "kept"), [("best", 1), ("last", 3)])
+@pytest.mark.parametrize(("keep", "kept"), [("best", 1), ("accurate", 2), ("last", 4)])
 @pytest.mark.parametrize("schedule", ["patience", "cosine"])
 def test_which_weights_are_kept(keep: str, kept: int, schedule: str) -> None:
     states: list[dict[str, Tensor]] = []
@@ -57,18 +58,31 @@ def test_which_weights_are_kept(keep: str, kept: int, schedule: str) -> None:
     class Watching(Scripted):
         def score(self, predictor: object, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
             states.append({k: v.clone() for k, v in self.state_dict().items()})
-            return super().score(predictor, x, y, task)
+            losses, correct = super().score(predictor, x, y, task)
+            right = [0.2, 0.4, 0.8, 0.8, 0.6][len(states) - 1]
+            return losses, torch.arange(len(correct)) < right * len(correct)
 
     learner = method(Watching)
     assert isinstance(learner, Watching)
-    learner.script = [3.0, 1.0, 2.0, 4.0]
-    log = learner.learn(task(), Fit(Regime(epochs=4, keep=keep, schedule=schedule)))
+    learner.script = [3.0, 1.0, 2.0, 4.0, 5.0]
+    log = learner.learn(task(), Fit(Regime(epochs=5, keep=keep, schedule=schedule)))
     assert log.best == kept
     assert all(torch.equal(v, states[kept][k]) for k, v in learner.state_dict().items())
 
 
+@pytest.mark.parametrize(("keep", "kept"), [("best", 2), ("accurate", 1), ("last", 3)])
+def test_the_log_says_which_epoch_is_kept(keep: str, kept: int) -> None:
+    """Of equal accuracies the one with the smaller loss; nothing that cannot be counted."""
+    log = FitLog()
+    measured = [(math.inf, 0.9), (2.0, 0.8), (1.0, 0.7), (3.0, 0.8)]
+    better = [log.add(Epoch(k, 0.1, 0.0, *values, 1.0), keep) for k, values in enumerate(measured)]
+    assert log.best == kept
+    assert better == [k in {"best": {1, 2}, "accurate": {1}, "last": {0, 1, 2, 3}}[keep] for k in range(4)]
+    assert log.seconds == 4.0
+
+
 @pytest.mark.parametrize("cls", [Finetuning, Tfm])
-@pytest.mark.parametrize("keep", ["best", "last"])
+@pytest.mark.parametrize("keep", ["best", "accurate", "last"])
 def test_a_cosine_interrupted_and_resumed_ends_with_the_same_bits(tmp_path: Path, cls: type, keep: str) -> None:
     options = {"momentum": 0.9, "weight_decay": 0.01}
     regime = Regime(
@@ -140,7 +154,7 @@ def test_joint_learns_under_smoothing() -> None:
     ("options", "message"),
     [
         (dict(schedule="cosin"), "schedule is 'patience' or 'cosine', not 'cosin'"),
-        (dict(keep="first"), "keep is 'best' or 'last'"),
+        (dict(keep="first"), "keep is 'best', 'accurate' or 'last', not 'first'"),
         (dict(schedule="cosine", epochs=3, warmup=3.0), "below the 3 epochs"),
         (dict(warmup=1.0), "belongs to schedule='cosine'"),
         (dict(label_smoothing=1.0), "label_smoothing"),

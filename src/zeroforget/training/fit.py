@@ -81,6 +81,22 @@ class FitLog:
     notes: dict[str, Any] = field(default_factory=dict)
     """What the method has to tell, such as the table of a growth search."""
 
+    def add(self, epoch: Epoch, keep: str) -> bool:
+        """One more epoch; whether its weights are now the ones to keep, by the rule of the regime."""
+        self.epochs.append(epoch)
+        best = self.epochs[self.best] if self.best >= 0 else None
+        if keep == "last":
+            better = True
+        elif best is None:
+            better = math.isfinite(epoch.val_loss)
+        elif keep == "accurate":
+            better = (epoch.val_accuracy, -epoch.val_loss) > (best.val_accuracy, -best.val_loss)
+        else:
+            better = epoch.val_loss < best.val_loss
+        self.best = epoch.epoch if better else self.best
+        self.seconds += epoch.seconds
+        return better
+
     @property
     def val_accuracy(self) -> float:
         """The validation accuracy of the weights that were kept."""
@@ -216,12 +232,10 @@ class _Loop:
         """The log as it was after so many epochs; a run that was interrupted may have left more."""
         if len(self.log.epochs) <= count:
             return self.log
-        epochs = self.log.epochs[:count]
-        best = -1
-        for epoch in epochs:  # as it was chosen then
-            if self.regime.keep == "last" or epoch.val_loss < (epochs[best].val_loss if best >= 0 else math.inf):
-                best = epoch.epoch
-        return FitLog(epochs, best, "", sum(epoch.seconds for epoch in epochs))
+        log = FitLog()
+        for epoch in self.log.epochs[:count]:
+            log.add(epoch, self.regime.keep)
+        return log
 
     def train_until(self, count: int) -> None:
         """Train until so many epochs are done, which may have been before an interruption."""
@@ -246,17 +260,11 @@ class _Loop:
         loss, val_loss, val_accuracy = torch.cat([train, val]).tolist()
         self._check(loss, number, self.steps - 1)
         val_loss = math.inf if math.isnan(val_loss) else val_loss
-        if val_loss < self.best_loss:
-            self.best_loss, self.log.best, self.waited = val_loss, number, 0
-        else:
-            self.waited += 1
-        if self.regime.keep == "last":
-            self.log.best = number
-        if self.log.best == number:
-            self.best = _copy(self.learner.moving())
+        self.waited = 0 if val_loss < self.best_loss else self.waited + 1
+        self.best_loss = min(self.best_loss, val_loss)
         seconds = time.perf_counter() - began
-        self.log.epochs.append(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds))
-        self.log.seconds += seconds
+        if self.log.add(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds), self.regime.keep):
+            self.best = _copy(self.learner.moving())
         by_patience = self.regime.schedule == "patience"
         if by_patience and self.waited >= self.regime.patience:
             self.lr, self.waited = self.lr / self.regime.decay, 0

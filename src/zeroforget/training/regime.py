@@ -36,7 +36,10 @@ class Regime:
     warmup: float = 0.0
     """Epochs at the beginning in which the rate of the cosine schedule rises evenly to `lr`."""
     keep: str = "best"
-    """Which weights training ends with: those of the best validation loss, or the last ones."""
+    """Which weights training ends with: those of the best validation loss; the most "accurate" ones; the "last".
+
+    The loss of a network that is too sure of itself rises while its accuracy does too, so the first keeps weights from
+    early on. It is what the paper does, after HAT."""
     patience: int = 5
     """Epochs without a better validation loss before the learning rate is divided."""
     decay: float = 3.0
@@ -62,9 +65,10 @@ class Regime:
             raise ValueError(f"no optimizer '{self.optimizer}'; torch.optim has: {names} (LBFGS cannot be used here)")
         if self.precision not in {"float32", "tf32", "bf16"}:
             raise ValueError(f"precision is 'float32', 'tf32' or 'bf16', not '{self.precision}'")
-        for name, known in (("schedule", ("patience", "cosine")), ("keep", ("best", "last"))):
+        for name, known in (("schedule", ("patience", "cosine")), ("keep", ("best", "accurate", "last"))):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} is '{known[0]}' or '{known[1]}', not '{getattr(self, name)}'")
+                words = ", ".join(f"'{word}'" for word in known[:-1])
+                raise ValueError(f"{name} is {words} or '{known[-1]}', not '{getattr(self, name)}'")
         if not 0 <= self.warmup < self.epochs:
             raise ValueError(f"warmup must be at least 0 and below the {self.epochs} epochs, not {self.warmup}")
         if self.warmup and self.schedule == "patience":
