@@ -25,9 +25,18 @@ from zeroforget.training.seeding import seeded
 Row = tuple[str, float]
 
 
+SIZES = {
+    "VGG-16, 64×64": ("vgg16-tiny", [3, 64, 64], 1.0, 16),
+    "AlexNet, 224×224": ("alexnet", [3, 224, 224], 1.0, 16),
+    "VGG-16, quarter width, 32×32": ("vgg16-tiny", [3, 32, 32], 0.25, 32),
+    "AlexNet, half width, 64×64": ("alexnet", [3, 64, 64], 0.5, 32),
+}
+"""Name, shape, width and batch: the paper's networks on small batches, and small networks."""
+
+
 def step_ratios(device: str) -> Iterator[Row]:
     """A step of each kind against a step of fine-tuning."""
-    for network, shape, width, batch in [("vgg16-tiny", [3, 32, 32], 0.25, 32), ("alexnet", [3, 64, 64], 0.5, 32)]:
+    for title, (network, shape, width, batch) in SIZES.items():
         for frozen in (0.95, 0.5):
             args = argparse.Namespace(
                 network=network, shape=shape, width=width, batch=batch, device=device, align=[8], channels_last=False
@@ -35,8 +44,9 @@ def step_ratios(device: str) -> Iterator[Row]:
             times = medians(contestants(args, frozen, False), rounds=7)
             for name, ms in times.items():
                 if name != "finetuning":
-                    yield f"{network}, {frozen:.0%} frozen: {name} / finetuning", ms / times["finetuning"]
-            yield f"{network}, {frozen:.0%} frozen: with normalization / without", times["tfm/8"] / times["tfm-nofn/8"]
+                    yield f"{title}; {frozen:.0%} frozen: {name} / finetuning", ms / times["finetuning"]
+            between = times["tfm/8"] / times["tfm-nofn/8"]
+            yield f"{title}; {frozen:.0%} frozen: with normalization / without", between
 
 
 def inference_ratio(device: str) -> Iterator[Row]:

@@ -76,9 +76,10 @@ def ratios(files: list[Path]) -> str:
     """What `make bench` wrote: steps as a table, the rest as a list."""
     found = json.loads(files[0].read_text())
     values: dict[str, float] = found["ratios"]
-    lines = ["| | VGG-16, quarter width, 32×32 | AlexNet, half width, 64×64 |", "|---|---:|---:|"]
+    networks = list(dict.fromkeys(name.split("; ")[0] for name in values if "; " in name))
+    lines = [f"| | {' | '.join(networks)} |", "|---|" + "---:|" * len(networks)]
     for title, name in RATIOS.items():
-        cells = [f"{values[f'{network}, {name}']:.2f}" for network in ("vgg16-tiny", "alexnet")]
+        cells = [f"{values[f'{network}; {name}']:.2f}" for network in networks]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     rest = [f"- {name}: {value:.2f}" for name, value in values.items() if "frozen" not in name]
     made = f"{found['threads']} threads, torch {found['torch']}, commit {found['commit']}, {found['date']}"
