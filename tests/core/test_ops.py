@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zeroforget.core.births import Places
 from zeroforget.core.grow import grow
 from zeroforget.core.layers import GrowingLayer
-from zeroforget.core.ops import Block, Geometry, grown
+from zeroforget.core.ops import Block, Geometry, Scaling, _scale_gradients, grown
 
 
 def places(draw: st.DrawFn, size: int) -> tuple[Tensor, Tensor]:
@@ -215,3 +215,27 @@ def test_bf16_gradients_are_within_a_hundredth_of_float64(plain: nn.Module) -> N
             assert float((parameter.grad - rough[name]).norm()) <= 1e-2 * float(parameter.grad.norm())
             compared += 1
     assert compared >= 4
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_gradients_of_scale_and_shift_are_the_sums_they_should_be(data: st.DataObject) -> None:
+    """Of any shape, layout and precision, and of no images at all."""
+    dims = data.draw(st.integers(0, 3))
+    shape = (data.draw(st.integers(0, 3)), data.draw(st.integers(1, 4)), *[data.draw(st.integers(1, 3))] * dims)
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+    draws = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    y, g = (torch.randn(shape, generator=draws).to(dtype) for _ in range(2))
+    if data.draw(st.booleans()):
+        g = g.transpose(0, -1).contiguous().transpose(0, -1)
+    kept = torch.promote_types(dtype, torch.float32)
+    scale = 0.5 + torch.rand(shape[1], generator=draws).to(kept)
+    shift = torch.randn(shape[1], generator=draws).to(kept)
+    channels = [1, -1, *[1] * dims]
+    out = (y.to(kept) * scale.view(channels) + shift.view(channels)).to(dtype)
+    scaling = Scaling(scale, shift, Places(torch.arange(shape[1]), 0), torch.empty(0))
+    by_scale, total = _scale_gradients(g, out, scaling, 1)
+    rest = [d for d in range(len(shape)) if d != 1]
+    near = dict(atol=0.3, rtol=0.1) if dtype == torch.bfloat16 else dict(atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(by_scale.double(), (g.double() * y.double()).sum(rest), **near)
+    torch.testing.assert_close(total.double(), g.double().sum(rest), **near)
