@@ -55,6 +55,9 @@ class Recipe:
 
 MIXED: dict[str, Any] = dict(batch=64, cutmix=0.5, mixup=0.5)
 """The recipe of tiny-imagenet-random-best.toml: what else could be done?"""
+START_55 = {"start": 0.55, "growth": 0.05}
+START_40 = {"start": 0.4, "growth": 0.0667}
+EVEN = {"start": 0.1, "growth": 0.1, "unit": "weights"}
 
 RECIPES = {
     "base30": Recipe("crops", 30),
@@ -70,12 +73,9 @@ RECIPES = {
     "mixed-drop": Recipe("the same, half of the hidden features dropped", 100, dropout=0.5, **MIXED),
     "mixed-decay": Recipe("the same, twice the weight decay", 100, decay=1e-3, **MIXED),
     "mixed-fast": Recipe("the same, twice the learning rate", 100, lr=0.1, **MIXED),
-    "mixed-even": Recipe(
-        "the same, a tenth of the weights for each task",
-        100,
-        growth={"start": 0.1, "growth": 0.1, "unit": "weights"},
-        **MIXED,
-    ),
+    "mixed-55": Recipe("the same, 55 % of the features and then 5 %", 100, growth=START_55, **MIXED),
+    "mixed-40": Recipe("the same, 40 % of the features and then 6.7 %", 100, growth=START_40, **MIXED),
+    "mixed-even": Recipe("the same, a tenth of the weights for each task", 100, growth=EVEN, **MIXED),
 }
 
 
