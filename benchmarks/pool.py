@@ -4,14 +4,16 @@
         tiny-imagenet-random-best:joint-scratch tiny-imagenet-random-best:tfm tiny-imagenet-random:hat
 
 Each is `zeroforget run experiments/NAME.toml --methods METHOD` in a process of its own, begun in the order given (the
-longest first). Whenever one ends, all finished runs of its experiment are written to `--results` as one small file.
-When the time is over the rest are stopped; the same command goes on with them where they were.
+longest first). `NAME:METHOD@12` is begun only in the first twelve minutes: later it would not come to its end, and only
+slow the others down. Whenever one ends, all finished runs of its experiment are written to `--results` as one small
+file. When the time is over the rest are stopped; the same command goes on with them where they were.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -27,18 +29,24 @@ ZEROFORGET = [sys.executable, "-m", "zeroforget"]
 
 @dataclass(frozen=True)
 class Job:
-    """One method of one experiment."""
+    """One method of one experiment, to be begun in so many minutes or not at all."""
 
     experiment: str
     method: str
+    latest: float = math.inf
 
     @staticmethod
     def parse(text: str) -> Job:
-        """From NAME:METHOD."""
-        experiment, colon, method = text.partition(":")
-        if not colon or not method or not Path(f"experiments/{experiment}.toml").is_file():
+        """From NAME:METHOD or NAME:METHOD@MINUTES."""
+        named, _, latest = text.partition("@")
+        experiment, _, method = named.partition(":")
+        try:
+            job = Job(experiment, method, float(latest) if "@" in text else math.inf)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' does not end in @MINUTES, a number") from None
+        if not method or not Path(f"experiments/{experiment}.toml").is_file():
             raise argparse.ArgumentTypeError(f"'{text}' is not NAME:METHOD with a file experiments/NAME.toml")
-        return Job(experiment, method)
+        return job
 
     def start(self, args: argparse.Namespace) -> subprocess.Popen[bytes]:
         """Begin it; what it says goes to a file beside its runs."""
@@ -65,6 +73,10 @@ def run(jobs: list[Job], args: argparse.Namespace) -> list[Job]:
         while (waiting or running) and time.monotonic() < began + 60 * args.minutes:
             while waiting and len(running) < args.parallel:
                 job = waiting.pop(0)
+                if time.monotonic() > began + 60 * job.latest:
+                    unfinished.append(job)
+                    say(began, job, "is not begun: it is too late")
+                    continue
                 running[job] = job.start(args)
                 say(began, job, "begins")
             for job, process in list(running.items()):
@@ -90,7 +102,7 @@ def say(began: float, job: Job, what: str) -> None:
 def main() -> None:
     """Run them; the status tells whether all came to their end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="+", type=Job.parse, metavar="NAME:METHOD")
+    parser.add_argument("jobs", nargs="+", type=Job.parse, metavar="NAME:METHOD[@MINUTES]")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--device")

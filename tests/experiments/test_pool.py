@@ -55,6 +55,14 @@ def test_what_does_not_end_in_time_is_stopped_and_told(args: argparse.Namespace)
     assert not args.results.exists()
 
 
+def test_what_would_come_too_late_is_not_begun(args: argparse.Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    args.parallel = 1
+    jobs = [Job.parse("short:finetuning@5"), Job.parse("short:freezing@0.001")]
+    assert pool.run(jobs, args) == jobs[1:]
+    assert not (args.out / "short-freezing.log").exists()
+    assert "freezing is not begun" in capsys.readouterr().out
+
+
 def test_a_run_that_fails_is_not_finished(args: argparse.Namespace) -> None:
     job = Job("short", "nonsense")
     assert pool.run([job], args) == [job]
@@ -65,3 +73,5 @@ def test_a_run_that_fails_is_not_finished(args: argparse.Namespace) -> None:
 def test_jobs_are_checked_before_anything_begins(text: str, args: argparse.Namespace) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="NAME:METHOD"):
         Job.parse(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="@MINUTES"):
+        Job.parse("short:freezing@soon")
