@@ -48,7 +48,7 @@ def test_an_ablation_changes_one_thing_at_a_time() -> None:
     assert (plain["start"], plain["growth"]) == (0.55, 0.05)
     for choice in others:
         changed = {name for name, value in choice.all_options().items() if value != plain[name]}
-        growth = {"start", "growth", "unit", "search", "search_start", "margin"}
+        growth = {"start", "growth", "early", "unit", "search", "search_start", "margin"}
         assert len(changed) == 1 or changed <= growth, choice.label
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,45 @@ def test_the_schedule_grows_until_the_network_is_full(digits: Scenario) -> None:
     assert growths == pytest.approx([0.6, 0.25, 0.15, 0.0])
     assert learner.net.widths() == dict(learner.net.axes.sizes)
     assert log.notes["growth"] == pytest.approx(0.0)
+
+
+def test_early_layers_may_start_wider(digits: Scenario) -> None:
+    learner = method(start=0.25, growth=0.25, early=0.75)
+    full = learner.net.axes.sizes
+    first, second = digits.tasks[:2]
+    learner.learn(first, Fit(FEW))
+    shares = [learner.net.widths()[axis] / full[axis] for axis in full]
+    assert shares == pytest.approx([0.75, 0.5, 0.25], abs=0.03)
+    before = logits(learner.predictor(0), first.test, first.prepare)
+    learner.learn(second, Fit(FEW))
+    shares = [learner.net.widths()[axis] / full[axis] for axis in full]
+    assert shares == pytest.approx([1.0, 0.75, 0.5], abs=0.03)
+    assert torch.equal(logits(learner.predictor(0), first.test, first.prepare), before)
+
+    again = method(start=0.25, growth=0.25, early=0.75)
+    again.replay(json.loads(json.dumps(learner.structure())))
+    again.load_state_dict(learner.state_dict())
+    assert again.net.widths() == learner.net.widths()
+    assert torch.equal(logits(again.predictor(0), first.test, first.prepare), before)
+
+
+def test_early_layers_in_a_search_of_the_first_task(digits: Scenario) -> None:
+    learner = method(search_start=[0.25, 0.5], early=1.0, margin=1.0)
+    log = learner.learn(digits.tasks[0], Fit(Regime(epochs=1)))
+    assert log.notes["growth"] == 0.25
+    widths = learner.net.widths()
+    assert [widths[axis] / size for axis, size in learner.net.axes.sizes.items()] == pytest.approx(
+        [1.0, 0.625, 0.25], abs=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(dict(early=0.0), "above 0"), (dict(early=1.5), "at most 1"), (dict(early=0.5, unit="weights"), "unit must be")],
+)
+def test_what_early_may_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        method(**options)
 
 
 def test_the_search_keeps_the_smallest_growth_within_the_margin(digits: Scenario) -> None:

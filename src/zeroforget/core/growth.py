@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from zeroforget.core.labels import Label, label_size
@@ -116,6 +116,12 @@ class Room:
 
     def _weights(self, shares: Mapping[str, float]) -> float:
         return self.count({axis: self.full[axis] * share for axis, share in shares.items()})
+
+
+def tapered(axes: Collection[str], first: float, last: float) -> dict[str, float]:
+    """Shares that go evenly from the first axis to the last."""
+    steps = max(1, len(axes) - 1)
+    return {axis: first + (last - first) * k / steps for k, axis in enumerate(axes)}
 
 
 def count_weights(tensors: Sequence[Sequence[Label]], widths: Mapping[str, float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.grow import grow
-from zeroforget.core.growth import smallest_within
+from zeroforget.core.growth import smallest_within, tapered
 from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Task
@@ -30,6 +30,8 @@ class Tfm(Method):
     Options:
         start: the share of the network that the first task gets.
         growth: the share that each later task adds, while there is room.
+        early: the first layer's share for the first task, if it is not `start` too: layers in between get shares
+            in between. Early features are few, cost little and serve all tasks.
         search: growths to try for each later task instead (section 4.1): the smallest within `margin` of the best wins.
         search_start: shares to try for the first task, likewise.
         margin: how much validation accuracy may be given up for a smaller growth.
@@ -61,6 +63,7 @@ class Tfm(Method):
         *,
         start: float = 0.55,
         growth: float = 0.05,
+        early: float | None = None,
         search: Sequence[float] = (),
         search_start: Sequence[float] = (),
         margin: float = 0.015,
@@ -70,11 +73,16 @@ class Tfm(Method):
         fn: str = "reused",
         bridge: str = "zero",
     ) -> None:
+        if early is not None and not 0 < early <= 1:
+            raise ValueError(f"early is a share of the first layer's features, above 0 and at most 1, not {early}")
+        if early is not None and unit != "features":
+            raise ValueError(f"early is a share of features, so unit must be 'features', not '{unit}'")
         smallest = min([start, *search_start])
         grown = grow(net, example, start=smallest, limit=1.0, unit=unit, align=align, fn=fn, bridge=bridge)
         super().__init__(grown, example)
         self.start = start
         self.growth = growth
+        self.early = early
         self.search = tuple(search)
         self.search_start = tuple(search_start)
         self.margin = margin
@@ -86,7 +94,10 @@ class Tfm(Method):
         """Grow by the smallest of what may be tried next, as far as there is room."""
         self._add(spec, self._candidates()[0])
 
-    def _add(self, spec: TaskSpec, growth: float) -> None:
+    def _add(self, spec: TaskSpec, growth: float | Mapping[str, int]) -> None:
+        if self.early is not None and not self.specs and not isinstance(growth, Mapping):
+            shares = tapered(self.net.axes.sizes, self.early, growth)
+            growth = {axis: self.net.room.width(axis, share) for axis, share in shares.items()}
         self.net.add_task(spec.name, spec.classes, growth)
         self.specs.append(spec)
 

@@ -108,7 +108,7 @@ class Grower(Tfm):
         Method.__init__(self, net, example(backbone))
         self.start, self.growth, self.margin = backbone.start, growths[0], margin
         self.search = tuple(growths) if len(growths) > 1 else ()
-        self.search_start, self.prune = (), True
+        self.search_start, self.prune, self.early = (), True, None
         self.specs = [TaskSpec(record.name, record.classes) for record in net.history]
 
 
