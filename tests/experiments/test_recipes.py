@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from benchmarks import recipes
 from benchmarks.recipes import MIXED, Recipe
 from tests.data.helpers import tiny_imagenet
-from zeroforget.nets import build
 
 
 def test_a_recipe_is_trained_as_it_says(
@@ -21,9 +19,8 @@ def test_a_recipe_is_trained_as_it_says(
     monkeypatch.setenv("ZEROFORGET_CACHE", str(tmp_path / "cache"))
     tiny_imagenet(tmp_path / "tiny-imagenet-200", tuple(f"n{i:08}" for i in range(200)), train=2, val=1)
     small = Recipe("short", 2, dropout=0.5, growth={"start": 0.1, "growth": 0.1, "unit": "weights"}, **MIXED)
-    monkeypatch.setattr(recipes, "build", functools.partial(build, width=0.125))
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    args = argparse.Namespace(data_root=tmp_path, seed=0, tasks=2, device="cpu")
+    args = argparse.Namespace(data_root=tmp_path, seed=0, tasks=2, device="cpu", small=True)
     row = recipes.here("small", args)
     assert len(row["accuracies"]) == 2
     assert all(0 <= value <= 1 for value in row["accuracies"])
