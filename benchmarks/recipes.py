@@ -60,6 +60,8 @@ MIXED: dict[str, Any] = dict(batch=64, cutmix=0.5, mixup=0.5)
 START_55 = {"start": 0.55, "growth": 0.05}
 START_40 = {"start": 0.4, "growth": 0.0667}
 EARLY = {"start": 0.28, "growth": 0.08, "early": 1.0}
+EARLY_10 = {"start": 0.1, "growth": 0.1, "early": 1.0}
+EARLY_40 = {"start": 0.4, "growth": 0.0667, "early": 1.0}
 EVEN = {"start": 0.1, "growth": 0.1, "unit": "weights"}
 
 RECIPES = {
@@ -79,6 +81,8 @@ RECIPES = {
     "mixed-55": Recipe("the same, 55 % of the features and then 5 %", 100, growth=START_55, **MIXED),
     "mixed-40": Recipe("the same, 40 % of the features and then 6.7 %", 100, growth=START_40, **MIXED),
     "mixed-early": Recipe("the same, the first layer whole, 28 % of the last", 100, growth=EARLY, **MIXED),
+    "mixed-early-10": Recipe("the same, the first layer whole, 10 % of the last", 100, growth=EARLY_10, **MIXED),
+    "mixed-early-40": Recipe("the same, the first layer whole, 40 % of the last", 100, growth=EARLY_40, **MIXED),
     "mixed-even": Recipe("the same, a tenth of the weights for each task", 100, growth=EVEN, **MIXED),
 }
 
