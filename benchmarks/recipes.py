@@ -73,17 +73,19 @@ RECIPES = {
     "e100zoomcut": Recipe("random parts, half of the images cut", 100, {"zoom": 0.35}, cutmix=0.5),
     "e60zoomcut": Recipe("random parts, half of the images cut", 60, {"zoom": 0.35}, cutmix=0.5),
     "e60b64zoomcut": Recipe("random parts, half of the images cut", 60, {"zoom": 0.35}, batch=64, cutmix=0.5),
-    "mixed": Recipe("crops, cut and blended", 100, **MIXED),
-    "mixed-150": Recipe("crops, cut and blended", 150, **MIXED),
-    "mixed-drop": Recipe("the same, half of the hidden features dropped", 100, dropout=0.5, **MIXED),
-    "mixed-decay": Recipe("the same, twice the weight decay", 100, decay=1e-3, **MIXED),
-    "mixed-fast": Recipe("the same, twice the learning rate", 100, lr=0.1, **MIXED),
-    "mixed-55": Recipe("the same, 55 % of the features and then 5 %", 100, growth=START_55, **MIXED),
-    "mixed-40": Recipe("the same, 40 % of the features and then 6.7 %", 100, growth=START_40, **MIXED),
-    "mixed-early": Recipe("the same, the first layer whole, 28 % of the last", 100, growth=EARLY, **MIXED),
-    "mixed-early-10": Recipe("the same, the first layer whole, 10 % of the last", 100, growth=EARLY_10, **MIXED),
-    "mixed-early-40": Recipe("the same, the first layer whole, 40 % of the last", 100, growth=EARLY_40, **MIXED),
-    "mixed-even": Recipe("the same, a tenth of the weights for each task", 100, growth=EVEN, **MIXED),
+    "mixed": Recipe("cut and blended, 28 % + 8 %", 100, **MIXED),
+    "mixed-150": Recipe("cut and blended, 28 % + 8 %", 150, **MIXED),
+    "mixed-drop": Recipe("cut and blended, half of the hidden features dropped", 100, dropout=0.5, **MIXED),
+    "mixed-decay": Recipe("cut and blended, twice the weight decay", 100, decay=1e-3, **MIXED),
+    "mixed-fast": Recipe("cut and blended, twice the learning rate", 100, lr=0.1, **MIXED),
+    "mixed-55": Recipe("cut and blended, 55 % + 5 %", 100, growth=START_55, **MIXED),
+    "mixed-40": Recipe("cut and blended, 40 % + 6.7 %", 100, growth=START_40, **MIXED),
+    "mixed-early": Recipe("cut and blended, first layer whole, last one 28 % + 8 %", 100, growth=EARLY, **MIXED),
+    "mixed-early-10": Recipe("cut and blended, first layer whole, last one 10 % + 10 %", 100, growth=EARLY_10, **MIXED),
+    "mixed-early-40": Recipe(
+        "cut and blended, first layer whole, last one 40 % + 6.7 %", 100, growth=EARLY_40, **MIXED
+    ),
+    "mixed-even": Recipe("cut and blended, a tenth of the weights for each task", 100, growth=EVEN, **MIXED),
 }
 
 
