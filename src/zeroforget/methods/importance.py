@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from zeroforget.core.trace import in_eval
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits
 from zeroforget.training import Fit, FitLog
@@ -76,7 +76,7 @@ def per_sample_moments(
     memory = room(next(iter(values.values())).device) if memory is None else memory
     chunk = max(1, memory // max(1, bits(*values.values()) // 8))
     count = 0
-    with evaluating(model), torch.no_grad():  # heads are parameters too: the sums would hold on to all that made them
+    with in_eval(model), torch.no_grad():  # heads are parameters too: the sums would hold on to all that made them
         for images, labels in data:
             for x, y in zip(images.split(chunk), labels.split(chunk), strict=True):
                 for name, gradient in gradients(values, x, y).items():
@@ -109,7 +109,7 @@ def fisher(
 def sampled_labels(model: nn.Module, data: Batches, *args: object, draws: torch.Generator | None) -> Batches:
     """The same images, their labels drawn from what the model believes."""
     for x, _ in data:
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), in_eval(model):
             beliefs = model(x, *args).softmax(1)
         yield x, torch.multinomial(beliefs.cpu(), 1, generator=draws).squeeze(1).to(x.device)
 
@@ -124,19 +124,6 @@ def samples_of(
         chosen = chosen.sort().values.to(split.labels.device)
         split = Split(split.images, split.labels[chosen], chosen if split.rows is None else split.rows[chosen])
     return batches(split, task.prepare, size, fit.regime.device)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, each module's own mode again outside: statistics stay and dropout is off."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class Kept(nn.Module):

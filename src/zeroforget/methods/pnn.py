@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.axes import CannotGrow, find_axes
+from zeroforget.core.trace import in_eval
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.columns import Start, connect, lateral_size, layers_of, narrowed, run
-from zeroforget.methods.importance import evaluating
 from zeroforget.training.evaluate import Predictor
 
 
@@ -53,7 +53,7 @@ class Pnn(Method):
         if index:
             self.columns.append(copy.deepcopy(self.net))
             self.start.renew(self.columns[-1])
-            with evaluating(self):
+            with in_eval(self):
                 self.laterals.append(connect(lambda x: self._column(index, x), self.get_buffer("example"), index))
         else:
             self.laterals.append(nn.ModuleList())

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zeroforget.core.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.columns import Start, connect, run
-from zeroforget.methods.importance import Kept, evaluating, fisher, samples_of
+from zeroforget.methods.importance import Kept, fisher, samples_of
 from zeroforget.methods.phases import joined
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
@@ -86,7 +87,7 @@ class ProgressCompress(Method):
         like = self.heads[-1].weight
         assert isinstance(like, Tensor)
         self.active_head = nn.Linear(like.shape[1], spec.classes, device=like.device, dtype=like.dtype)
-        with evaluating(self):
+        with in_eval(self):
             fresh = connect(self._column, self.get_buffer("example"), 1)
         # Without a reset the laterals of the features go on; that of the head has another shape.
         kept = [] if self.reset else list(self.laterals)[:-1]

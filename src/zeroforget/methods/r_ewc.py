@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from zeroforget.core.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Overhead, bits
 from zeroforget.methods.ewc import Ewc
-from zeroforget.methods.importance import Batches, evaluating, sampled_labels, samples_of
+from zeroforget.methods.importance import Batches, sampled_labels, samples_of
 from zeroforget.training import Fit
 from zeroforget.training.seeding import generator
 
@@ -127,7 +128,7 @@ class REwc(Ewc):
         watched = {f"{n}.parametrizations.weight.original": m for n, m in self.net.named_modules() if _turned(m)}
         sums: dict[str, list[Tensor]] = {}
         index = len(self.specs) - 1
-        with evaluating(self), _ears(watched) as heard:
+        with in_eval(self), _ears(watched) as heard:
             for x, y in data:
                 heard.clear()
                 loss = F.cross_entropy(self(x, index), y, reduction="sum")  # each sample's own gradient

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.activity import Watch
 from zeroforget.methods.base import Overhead, bits
-from zeroforget.methods.importance import Kept, evaluating, samples_of
+from zeroforget.methods.importance import Kept, samples_of
 from zeroforget.methods.mas import Mas
 from zeroforget.training import Fit
 
@@ -45,7 +46,7 @@ class Ssl(Mas):
             raise ValueError(f"reach must be positive, not {reach}")
         self.sparsity = sparsity
         self.reach = reach
-        with torch.no_grad(), evaluating(net), Watch() as seen:
+        with torch.no_grad(), in_eval(net), Watch() as seen:
             net(self.get_buffer("example"))
         if not seen.hidden():
             raise ValueError("ssl needs a ReLU after a linear or convolutional layer; this network has none")
@@ -62,7 +63,7 @@ class Ssl(Mas):
     def end_task(self, task: Task, fit: Fit) -> None:
         """MAS's importance of weights, and α: that of neurons, the mean absolute gradient of the squared output."""
         grown = {name: self.neurons[name].clone() for name in self._layers()}
-        with evaluating(self):
+        with in_eval(self):
             for x, _ in samples_of(task, fit, len(self.specs) - 1, self.samples):
                 with Watch() as seen:
                     outputs = self(x, len(self.specs) - 1)
