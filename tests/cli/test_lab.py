@@ -84,7 +84,8 @@ def test_mistakes_are_value_errors_that_main_prints_in_one_line(words: list[str]
 def test_a_terminal_sees_bars(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    experiment = Experiment.load(write_toml(tmp_path, epochs=100), methods=["pulled"])  # the screen is drawn ten times a second
+    # Long enough for a screen that is drawn a few times a second.
+    experiment = Experiment.load(write_toml(tmp_path, epochs=100), methods=["pulled"])
     with Live(console, 1) as watch:
         watch.loading("pictures", 3, 10)
         run(experiment, tmp_path / "out", watch=watch)
