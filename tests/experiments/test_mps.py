@@ -15,7 +15,7 @@ echo "$* $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> "$CALLS"
 pid="$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid"
 if [ "$1" = -d ]; then
     {refuse}
-    sleep 60 &
+    {server} &
     echo $! > "$pid"
 else
     read word
@@ -35,10 +35,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
-def install(folder: Path, refuse: str = ":") -> None:
+def install(folder: Path, refuse: str = ":", server: str = "sleep 60") -> None:
     file = folder / "bin" / mps.CONTROL
     file.parent.mkdir()
-    file.write_text(CONTROL.format(refuse=refuse))
+    file.write_text(CONTROL.format(refuse=refuse, server=server))
     file.chmod(0o755)
 
 
@@ -76,6 +76,21 @@ def test_a_private_server_lives_as_long_as_it_is_needed(fails: bool, calls: Path
     assert os.environ[mps.PIPES] == str(tmp_path / "nobody")
     assert mps.LOGS not in os.environ
     assert calls.read_text().splitlines() == [f"-d {folder} {folder}/log", f" {folder} {folder}/log", "typed quit"]
+
+
+@pytest.mark.parametrize(
+    ("on_term", "patience"),
+    [("sleep 0.5; exit", mps.PATIENCE_S), ("trap exit TERM", 0.2)],  # slow to end; deaf to the first word
+)
+def test_a_server_that_takes_its_time_is_waited_for(
+    on_term: str, patience: float, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "PATIENCE_S", patience)
+    install(tmp_path, server=f"sh -c 'trap \"{on_term}\" TERM; while :; do sleep 0.05; done'")
+    with mps.sharing(pytest.fail, FINE):
+        pid = int((Path(os.environ[mps.PIPES]) / f"{mps.CONTROL}.pid").read_text())
+        assert alive(pid)
+    assert not alive(pid)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 TIMEOUT_S = 60.0
+PATIENCE_S = 5.0
 
 # The server itself starts with its first client, and may fail only then. This client needs the driver alone.
 CLIENT = """
@@ -55,15 +57,7 @@ def sharing(say: Callable[[str], None], client: str = CLIENT) -> Iterator[None]:
 def running() -> bool:
     """Whether a control program serves the folder where clients would look for it."""
     pid = _pid(Path(os.environ.get(PIPES, "/tmp/nvidia-mps")))
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, 0)  # signal 0 asks only whether it is there
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
+    return pid is not None and _lives(pid)
 
 
 def _pid(folder: Path) -> int | None:
@@ -73,12 +67,32 @@ def _pid(folder: Path) -> int | None:
         return None
 
 
+def _lives(pid: int) -> bool:
+    """Whether there is such a process that has not ended; one that nobody has buried yet has."""
+    try:  # MPS is Linux's alone, so there is /proc; the name in brackets may hold anything
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def _end(folder: Path, names: dict[str, str]) -> None:
+    """Tell our server to quit and see it gone, for it uses the folder to its last moment."""
     pid = _pid(folder)
-    if _call([CONTROL], names, "quit\n") and pid is not None:
+    trouble = _call([CONTROL], names, "quit\n")
+    if pid is not None and (trouble or not _gone(pid)):
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
+        _gone(pid)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _gone(pid: int) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while _lives(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _call(command: list[str], names: dict[str, str], typed: str = "") -> str:
