@@ -281,7 +281,10 @@ def test_all_that_scrolls_or_acts_is_reached_by_tab(browser: Browser, plain: Pat
 @needs_browser
 def test_a_point_tells_its_figures(browser: Browser, plain: Path) -> None:
     show(browser, plain)
-    browser.run("document.querySelector('.chart').scrollIntoView({block: 'center'})")
+    browser.run(  # scrolling hides what is shown, and is told of in the next frame: wait for the one after
+        """document.querySelector('.chart').scrollIntoView({block: 'center'});
+           return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))"""
+    )
     x, y = browser.run(
         """const at = document.querySelector('.mark-symbol path').getBoundingClientRect();
            return [at.x + at.width / 2, at.y + at.height / 2]"""
