@@ -100,7 +100,7 @@ def test_any_optimizer_learns(optimizer: str) -> None:
     learner = method()
     options = {"momentum": 0.9} if optimizer == "SGD" else {}
     data = task()
-    learner.learn(data, Fit(Regime(optimizer=optimizer, lr=0.02, epochs=25, options=options, clip=5.0)))
+    learner.learn(data, Fit(Regime(optimizer=optimizer, lr=0.02, epochs=60, options=options, clip=5.0)))
     assert accuracy(learner.predictor(0), data.test, data.prepare) > 0.6
 
 
