@@ -210,29 +210,35 @@ def test_a_log_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 
 class Tell(Watch):
-    """Tells another process of every report."""
+    """Tells another process of every report; after the last one that it may give, it waits for its end."""
 
     every = 0.0
 
-    def __init__(self, ears: Connection) -> None:
-        self.ears = ears
+    def __init__(self, ears: Connection, reports: int) -> None:
+        self.ears, self.left = ears, reports
 
     def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
         self.ears.send_bytes(b".")
+        self.left -= 1
+        while self.left <= 0:
+            time.sleep(60)
 
 
-def work(toml: Path, out: Path, ears: Connection) -> None:
+def work(toml: Path, out: Path, ears: Connection, reports: int) -> None:
     """What the process does that will be killed."""
     torch.set_num_threads(1)
-    run(Experiment.load(toml), out, watch=Tell(ears))
+    run(Experiment.load(toml), out, watch=Tell(ears, reports))
 
 
 def killed(toml: Path, out: Path, reports: int, delay: float) -> bool:
-    """Start the experiment in a process of its own and kill it `delay` seconds after so many reports of progress."""
+    """Start the experiment in a process of its own and kill it `delay` seconds after so many reports of progress.
+
+    It goes no further than two epochs on, however long this process is kept from killing it.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["zeroforget.experiments.runner", "tests.experiments.helpers"])
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(toml, out, there))
+    process = context.Process(target=work, args=(toml, out, there, reports + 10))
     process.start()
     there.close()
     with contextlib.suppress(EOFError):  # it came to its end before
