@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -151,15 +150,20 @@ def test_the_second_writer_waits_or_says_who_holds_it(model: Model, data: Path) 
 
 
 def test_a_writer_that_waits_gets_its_turn(model: Model) -> None:
-    ready, said = os.pipe(), []
+    ready, heard, said = os.pipe(), os.pipe(), []
     pid = os.fork()
     if pid == 0:
         with locked(model.path, "another", wait=None, say=print):
             os.write(ready[1], b"held")
-            time.sleep(0.5)
+            os.read(heard[0], 1)  # until somebody waits
             os._exit(0)
+
+    def say(text: str) -> None:
+        said.append(text)
+        os.write(heard[1], b".")
+
     assert os.read(ready[0], 4) == b"held"
-    assert model.undo(watch=Watch(say=said.append)) == "middle"
+    assert model.undo(watch=Watch(say=say)) == "middle"
     os.waitpid(pid, 0)
     assert f"process {pid}" in said[0]
 
