@@ -117,7 +117,7 @@ def at_step(number: int) -> Callable[[Act], int]:
 
 def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: int) -> None:
     """`rounds` kills at random moments, and `steps` before a randomly chosen file operation (-1: before each)."""
-    draw = random.Random(seed)
+    moments, operations = random.Random(seed), random.Random(seed + 1)  # how many moments it takes is chance
     open_model(trained).ship(base / "update.zfu", since="low")
     out: list[dict[str, object]] = []
     kinds = ["first", "learn", "receive", "undo"]
@@ -133,13 +133,12 @@ def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: i
         attempt(kind, base, trained, data, unharmed)
     for kind in kinds:
         while sum(bool(one["killed"]) for one in out if one["kind"] == kind) < rounds // len(kinds):
-            out.append(attempt(kind, base, trained, data, at_random(seconds[kind], draw)))
+            out.append(attempt(kind, base, trained, data, at_random(seconds[kind], moments)))
             if not out[-1]["killed"]:
                 seconds[kind] *= 0.9  # it was done before it could be killed
     for kind in kinds:
-        numbers = (
-            range(10_000) if steps < 0 else sorted(draw.sample(range(60 if kind in {"first", "learn"} else 25), steps))
-        )
+        most = 60 if kind in {"first", "learn"} else 25
+        numbers = range(10_000) if steps < 0 else sorted(operations.sample(range(most), steps))
         for number in numbers:
             out.append(attempt(kind, base, trained, data, at_step(number)) | {"step": number})
             if not out[-1]["killed"]:
