@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -184,16 +182,16 @@ def test_a_killed_process_leaves_no_trace(tmp_path: Path) -> None:
     for number in range(60):
         helpers.picture(folder / f"class{number % 2}" / f"{number}.jpg", number, (900, 700))
     script = (
-        "import sys; from zeroforget.data import load_folder\n"
-        "load_folder(sys.argv[1], 400, lambda *told: print(*told, flush=True))"
+        "import sys; from zeroforget.data import decode, load_folder\n"
+        "decode.CHUNK = 20\n"
+        "load_folder(sys.argv[1], 400, lambda *told: (print(*told, flush=True), sys.stdin.readline()))"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=os.environ)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script, str(folder)], **pipes) as process:
+        assert process.stdout.readline() == "decoding big 20 60\n"  # it waits to be told to go on
+        process.kill()
     kept = tmp_path / "cache"
-    deadline = time.time() + 30
-    while not list(kept.glob("*.part-*/images.npy")) and process.poll() is None and time.time() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert len(list(kept.glob("*.part-*/images.npy"))) == 1
     assert not [path for path in kept.glob("big-*") if path.is_dir() and ".part-" not in path.name]
     images = load_folder(folder, 400).images
     assert images.shape == (60, 3, 400, 400)
