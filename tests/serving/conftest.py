@@ -35,7 +35,7 @@ def garden(trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def running(trained: Path) -> Iterator[Running]:
     """A server of the model that nobody changes."""
-    with Running(trained, upload=200_000, pixels=1_000_000, upload_seconds=0.5) as server:
+    with Running(trained, upload=200_000, pixels=1_000_000) as server:
         yield server
 
 

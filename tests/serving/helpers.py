@@ -54,7 +54,9 @@ class Running:
         self.socket = bound("127.0.0.1", 0)
         self.port: int = self.socket.getsockname()[1]
         self.clients: list[Client] = []
-        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server.app, log_level="error", timeout_graceful_shutdown=5))
+        # A client that is kept busy with something else finds its connection as it left it.
+        config = uvicorn.Config(self.server.app, log_level="error", timeout_graceful_shutdown=5, timeout_keep_alive=600)
+        self.uvicorn = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.socket]})
 
     def __enter__(self) -> Running:

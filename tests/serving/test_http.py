@@ -137,12 +137,20 @@ def test_wrong_questions_are_refused(client: Client, digit: Path) -> None:
     assert client.ask("/nowhere").json == {"error": "Not Found"}
 
 
-def test_a_picture_that_does_not_arrive_in_time_is_given_up(running: Running) -> None:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
+def test_a_picture_that_does_not_arrive_in_time_is_given_up(trained: Path) -> None:
+    with (
+        Running(trained, upload_seconds=0.5) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=60) as sock,
+    ):
         sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
         assert b" 408 " in sock.recv(4096)
+        until(lambda: (running.server.waiting, running.server.held) == (0, 0))
+
+
+def test_a_client_that_goes_away_is_not_waited_for(running: Running) -> None:
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
         sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        until(lambda: running.server.waiting == 1)
     until(lambda: (running.server.waiting, running.server.held) == (0, 0))
 
 
@@ -206,6 +214,7 @@ def test_it_stops_at_once_and_answers_what_was_asked(trained: Path, digit: Path)
     with Running(trained) as running:
         client = running.client()
         assert client.predict(digit, task="low").status == 200
+        until(lambda: running.server.catalog.report is not None)  # verifying would not be waited for
         began = time.monotonic()
     assert time.monotonic() - began < 10
     assert not running.server.batcher.alive
