@@ -101,6 +101,10 @@ def test_the_keyboard_reaches_everything_and_everything_has_a_name(visitor: Visi
         visitor.press("\ue004")
         reached.append(visitor.run("return document.activeElement.id || document.activeElement.tagName"))
     assert reached == ["file", "task", "SUMMARY", "SUMMARY"]
+    visitor.run("before = ''; document.querySelector('.task').focusedBefore = true; return look()")  # shown anew
+    assert visitor.run("return document.querySelector('.task').focusedBefore ?? null") is None
+    focused = "return document.activeElement.closest('.task')?.querySelector('h3').textContent"
+    assert visitor.run(focused) == "middle"
     tree = visitor.devtools("Accessibility.getFullAXTree")["nodes"]
     controls = [node for node in tree if node["role"]["value"] in {"combobox", "button", "DisclosureTriangle"}]
     assert len(controls) >= 4
