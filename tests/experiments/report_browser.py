@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.error import URLError
 
 FLAGS = (
     "--headless",
@@ -39,14 +38,18 @@ class Browser:
         self.folder = folder
 
     def __enter__(self) -> Browser:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         self.driver = subprocess.Popen(
-            ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        self.base = f"http://127.0.0.1:{port}"
-        self._wait_until_up()
+        try:
+            self._open()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _open(self) -> None:
+        self.base = f"http://127.0.0.1:{self._port()}"
         options = {
             "binary": shutil.which("chromium"),
             "args": [*FLAGS, f"--user-data-dir={self.folder / 'profile'}"],
@@ -54,7 +57,6 @@ class Browser:
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
         session = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self.base += f"/session/{session['sessionId']}"
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,17 +64,20 @@ class Browser:
         try:
             self._ask("DELETE", "", None)
         finally:
-            self.driver.terminate()
-            self.driver.wait(10)
+            self._end()
 
-    def _wait_until_up(self) -> None:
-        for _ in range(200):
-            try:
-                self._ask("GET", "/status", None)
-                return
-            except (URLError, OSError):
-                time.sleep(0.05)
+    def _end(self) -> None:
         self.driver.terminate()
+        self.driver.wait()
+        assert self.driver.stdout is not None
+        self.driver.stdout.close()
+
+    def _port(self) -> int:
+        """The free port that chromedriver has taken: it says so once it can be asked."""
+        assert self.driver.stdout is not None
+        for line in self.driver.stdout:
+            if found := re.search(r"started successfully on port (\d+)", line):
+                return int(found[1])
         raise RuntimeError("chromedriver did not start")
 
     def _ask(self, verb: str, path: str, body: Any) -> Any:
@@ -106,6 +111,10 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(condition)
             time.sleep(0.05)
+
+    def settle(self) -> None:
+        """Until the page has heard what it is told with a frame: that it was scrolled, that its theme changed."""
+        self.run("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def press(self, key: str) -> None:
         keys = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]

@@ -241,6 +241,7 @@ def test_dark_mode_changes_page_and_charts_while_it_is_open(browser: Browser, pl
     light = browser.run(colours)
     browser.look(1280, 900, dark=True)
     browser.wait(f"getComputedStyle(document.body).backgroundColor !== '{light[0]}'")
+    browser.settle()  # the page hears of the theme after its style has changed, and draws anew
     browser.wait("document.body.dataset.ready === 'yes'")
     dark = browser.run(colours)
     assert light == ["rgb(255, 255, 255)", "rgb(49, 110, 164)"]
@@ -281,10 +282,8 @@ def test_all_that_scrolls_or_acts_is_reached_by_tab(browser: Browser, plain: Pat
 @needs_browser
 def test_a_point_tells_its_figures(browser: Browser, plain: Path) -> None:
     show(browser, plain)
-    browser.run(  # scrolling hides what is shown, and is told of in the next frame: wait for the one after
-        """document.querySelector('.chart').scrollIntoView({block: 'center'});
-           return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))"""
-    )
+    browser.run("document.querySelector('.chart').scrollIntoView({block: 'center'})")
+    browser.settle()  # scrolling hides what is shown
     x, y = browser.run(
         """const at = document.querySelector('.mark-symbol path').getBoundingClientRect();
            return [at.x + at.width / 2, at.y + at.height / 2]"""
