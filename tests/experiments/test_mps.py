@@ -80,7 +80,7 @@ def test_a_private_server_lives_as_long_as_it_is_needed(fails: bool, calls: Path
 
 @pytest.mark.parametrize(
     ("on_term", "patience"),
-    [("sleep 0.5; exit", mps.PATIENCE_S), ("trap exit TERM", 0.2)],  # slow to end; deaf to the first word
+    [("sleep 0.5; exit", mps.PATIENCE_S), ("trap exit TERM", 0.5), ("", 0.5)],  # slow; deaf to the first word, to all
 )
 def test_a_server_that_takes_its_time_is_waited_for(
     on_term: str, patience: float, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,9 +80,11 @@ def _end(folder: Path, names: dict[str, str]) -> None:
     pid = _pid(folder)
     trouble = _call([CONTROL], names, "quit\n")
     if pid is not None and (trouble or not _gone(pid)):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
-        _gone(pid)
+        for word in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(OSError):
+                os.kill(pid, word)
+            if _gone(pid):
+                break
     shutil.rmtree(folder, ignore_errors=True)
 
 
