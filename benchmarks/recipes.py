@@ -85,6 +85,12 @@ RECIPES = {
     "mixed-early-40": Recipe(
         "cut and blended, first layer whole, last one 40 % + 6.7 %", 100, growth=EARLY_40, **MIXED
     ),
+    "mixed-early-40-b32": Recipe(
+        "cut and blended, first layer whole, last one 40 % + 6.7 %", 100, growth=EARLY_40, **MIXED | {"batch": 32}
+    ),
+    "mixed-early-40-200": Recipe(
+        "cut and blended, first layer whole, last one 40 % + 6.7 %", 200, growth=EARLY_40, **MIXED
+    ),
     "mixed-even": Recipe("cut and blended, a tenth of the weights for each task", 100, growth=EVEN, **MIXED),
 }
 
