@@ -35,6 +35,7 @@ types: $(STAMP)
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m soak
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'hypothesis and not soak' --hypothesis-profile=searching
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run, and no limit of time: a busy machine is no mistake of the code. To look at other
-# examples: --hypothesis-profile=searching.
+# The same examples in every run, and no limit of time: a busy machine is no mistake of the code. `make soak`
+# looks at other ones.
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", _UNHURRIED)
 settings.register_profile("same", _UNHURRIED, derandomize=True)

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -41,11 +42,15 @@ class Browser:
         self.driver = subprocess.Popen(
             ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+        stop = threading.Timer(120, self.driver.kill)  # then the wait for its words ends with an error
+        stop.start()
         try:
             self._open()
         except BaseException:
             self._end()
             raise
+        finally:
+            stop.cancel()
         return self
 
     def _open(self) -> None:
@@ -68,7 +73,11 @@ class Browser:
 
     def _end(self) -> None:
         self.driver.terminate()
-        self.driver.wait()
+        try:
+            self.driver.wait(60)
+        except subprocess.TimeoutExpired:
+            self.driver.kill()
+            self.driver.wait()
         assert self.driver.stdout is not None
         self.driver.stdout.close()
 
