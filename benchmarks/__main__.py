@@ -107,9 +107,9 @@ def loop_ratio(device: str) -> Iterator[Row]:
     """Our loop's fine-tuning against the plainest loop, the same epochs on the same data."""
     said = "fine-tuning: our loop / the plainest loop"
     digits = _larger(scenario("digits/5", seed=0).tasks[0])
-    yield f"LeNet, 16×16; {said}", _against_plainest("lenet", 1.0, digits, device, epochs=5, rounds=41)
+    yield f"{said} (LeNet, 16×16)", _against_plainest("lenet", 1.0, digits, device, epochs=5, rounds=41)
     noise = _noise(256, (3, 64, 64))
-    yield f"VGG-16, half width, 64×64; {said}", _against_plainest("vgg16-tiny", 0.5, noise, device, epochs=1, rounds=7)
+    yield f"{said} (VGG-16, half width, 64×64)", _against_plainest("vgg16-tiny", 0.5, noise, device, epochs=1, rounds=7)
 
 
 def _against_plainest(network: str, width: float, task: Task, device: str, *, epochs: int, rounds: int) -> float:
