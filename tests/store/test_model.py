@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.store import apart
 from tests.store.helpers import LATER, learn_more, tree
 from zeroforget.store import Locked, Model, ModelError, Watch, open_model
 from zeroforget.store.lock import locked
@@ -150,22 +151,18 @@ def test_the_second_writer_waits_or_says_who_holds_it(model: Model, data: Path) 
 
 
 def test_a_writer_that_waits_gets_its_turn(model: Model) -> None:
-    ready, heard, said = os.pipe(), os.pipe(), []
-    pid = os.fork()
-    if pid == 0:
-        with locked(model.path, "another", wait=None, say=print):
-            os.write(ready[1], b"held")
-            os.read(heard[0], 1)  # until somebody waits
-            os._exit(0)
+    said: list[str] = []
+    with apart.start("hold", model.path) as other:
+        assert other.stdout
 
-    def say(text: str) -> None:
-        said.append(text)
-        os.write(heard[1], b".")
+        def say(text: str) -> None:  # called once, when there is somebody to wait for
+            said.append(text)
+            print(file=other.stdin, flush=True)
 
-    assert os.read(ready[0], 4) == b"held"
-    assert model.undo(watch=Watch(say=say)) == "middle"
-    os.waitpid(pid, 0)
-    assert f"process {pid}" in said[0]
+        assert other.stdout.readline() == "held\n"
+        assert model.undo(watch=Watch(say=say)) == "middle"
+    assert other.returncode == 0
+    assert f"process {other.pid}" in said[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write")
@@ -175,26 +172,6 @@ def test_a_folder_that_may_not_be_written_can_be_read(trained: Path) -> None:
         model = shutil.copytree(trained, Path(folder) / "model")
         for path in [model, *model.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
-        pid = os.fork()
-        if pid == 0:  # the child gives up its rights and reports by its exit code
-            code = 9
-            try:
-                code = _unprivileged(model)
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def _unprivileged(path: Path) -> int:
-    os.setgroups([])
-    os.setegid(65534)
-    os.seteuid(65534)
-    model = open_model(path)
-    try:
-        model.undo()
-    except ModelError as error:
-        if "may not be written by this user; predict" not in str(error):
-            return 2
-    else:
-        return 1
-    return 0 if model.verify() else 3
+        with apart.start("read", model) as other:
+            other.communicate()
+        assert other.returncode == 0
