@@ -267,6 +267,17 @@ def test_a_method_is_hidden_and_a_curve_chosen_by_keyboard(browser: Browser, pla
 
 
 @needs_browser
+def test_changes_one_upon_the_other_end_in_the_last_one(browser: Browser, plain: Path) -> None:
+    show(browser, plain)
+    browser.run("for (let i = 0; i < 5; i++) document.querySelector('.key button').click()")
+    browser.wait("document.body.dataset.ready === 'yes'")
+    each = "return [...document.querySelectorAll('.chart')].map((one) => one.querySelectorAll('svg').length)"
+    assert set(browser.run(each)) == {1}
+    assert browser.run("return document.querySelector('.chart').querySelectorAll('.mark-line path').length") == 4
+    assert browser.log("browser") == []
+
+
+@needs_browser
 def test_all_that_scrolls_or_acts_is_reached_by_tab(browser: Browser, plain: Path) -> None:
     show(browser, plain, 390)
     unreachable = browser.run(
