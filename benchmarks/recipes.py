@@ -2,7 +2,8 @@
 
 TFM learns the first tasks under one recipe after the other. What decides is validation accuracy: the test images are
 never looked at. Wants a GPU, which several recipes may share (`--parallel`); each then is a process of its own. On a
-CPU `--small` compares them at half the image's size, a quarter of the network's width and 30 epochs.
+CPU `--small` compares them at half the image's size, a quarter of the network's width and 30 epochs, or, with fewer
+`--images`, for longer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from benchmarks.search import part
 from benchmarks.steps import facts_of
 from zeroforget.data import Split, Task, scenario
 from zeroforget.experiments.mps import sharing
@@ -58,11 +60,13 @@ class Recipe:
 MIXED: dict[str, Any] = dict(batch=64, cutmix=0.5, mixup=0.5)
 """The recipe of tiny-imagenet-random-best.toml: what else could be done?"""
 START_55 = {"start": 0.55, "growth": 0.05}
-START_40 = {"start": 0.4, "growth": 0.0667}
+START_40: dict[str, Any] = {"start": 0.4, "growth": 0.0667}
 EARLY = {"start": 0.28, "growth": 0.08, "early": 1.0}
 EARLY_10 = {"start": 0.1, "growth": 0.1, "early": 1.0}
-EARLY_40 = {"start": 0.4, "growth": 0.0667, "early": 1.0}
 EVEN = {"start": 0.1, "growth": 0.1, "unit": "weights"}
+EARLY_40 = Recipe(
+    "cut and blended, first layer whole, last one 40 % + 6.7 %", 100, growth=START_40 | {"early": 1.0}, **MIXED
+)
 
 RECIPES = {
     "base30": Recipe("crops", 30),
@@ -82,14 +86,12 @@ RECIPES = {
     "mixed-40": Recipe("cut and blended, 40 % + 6.7 %", 100, growth=START_40, **MIXED),
     "mixed-early": Recipe("cut and blended, first layer whole, last one 28 % + 8 %", 100, growth=EARLY, **MIXED),
     "mixed-early-10": Recipe("cut and blended, first layer whole, last one 10 % + 10 %", 100, growth=EARLY_10, **MIXED),
-    "mixed-early-40": Recipe(
-        "cut and blended, first layer whole, last one 40 % + 6.7 %", 100, growth=EARLY_40, **MIXED
-    ),
-    "mixed-early-40-b32": Recipe(
-        "cut and blended, first layer whole, last one 40 % + 6.7 %", 100, growth=EARLY_40, **MIXED | {"batch": 32}
-    ),
-    "mixed-early-40-200": Recipe(
-        "cut and blended, first layer whole, last one 40 % + 6.7 %", 200, growth=EARLY_40, **MIXED
+    "mixed-early-40": EARLY_40,
+    "mixed-early-40-b32": replace(EARLY_40, batch=32),
+    "mixed-early-40-200": replace(EARLY_40, epochs=200),
+    "mixed-early-40-decay": replace(EARLY_40, about=f"{EARLY_40.about}, twice the weight decay", decay=1e-3),
+    "mixed-early-40-drop": replace(
+        EARLY_40, about=f"{EARLY_40.about}, half of the hidden features dropped", dropout=0.5
     ),
     "mixed-even": Recipe("cut and blended, a tenth of the weights for each task", 100, growth=EVEN, **MIXED),
 }
@@ -98,7 +100,8 @@ RECIPES = {
 def train(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
     """The first tasks, one after another; each one's validation accuracy."""
     data = scenario({"name": "tiny-imagenet/random", **recipe.images}, root=args.data_root)
-    tasks = [halved(task) if args.small else task for task in data.tasks[: args.tasks]]
+    tasks = [part(task, args.images) if args.images else task for task in data.tasks[: args.tasks]]
+    tasks = [halved(task) if args.small else task for task in tasks]
     channels, height, width = tasks[0].train.images.shape[1:]
     shape = (channels, height, width)
     with seeded("net", args.seed):
@@ -111,7 +114,7 @@ def train(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
         lr=recipe.lr,
         options={"momentum": 0.9, "weight_decay": recipe.decay},
         batch_size=recipe.batch,
-        epochs=min(30, recipe.epochs) if args.small else recipe.epochs,
+        epochs=min(recipe.epochs, args.longest or (30 if args.small else recipe.epochs)),
         cutmix=recipe.cutmix,
         mixup=recipe.mixup,
         device=args.device,
@@ -149,6 +152,8 @@ def apart(name: str, args: argparse.Namespace) -> dict[str, Any]:
         words += ["--tasks", str(args.tasks), "--seed", str(args.seed), "--device", args.device]
         words += ["--data-root", str(args.data_root)] if args.data_root else []
         words += ["--small"] if args.small else []
+        words += ["--images", str(args.images)] if args.images else []
+        words += ["--longest", str(args.longest)] if args.longest else []
         subprocess.run(words, check=True)
         row: dict[str, Any] = json.loads(out.read_text())["rows"][0]
     return row
@@ -166,8 +171,8 @@ def here(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def table(files: list[Path]) -> str:
     """For the docs: one row for each recipe, the best one last, from all the files."""
-    found = [json.loads(file.read_text()) for file in files]
-    rows = sorted((row for part in found for row in part["rows"]), key=lambda row: sum(row["accuracies"]))
+    found = [json.loads(path.read_text()) for path in files]
+    rows = sorted((row for file in found for row in file["rows"]), key=lambda row: sum(row["accuracies"]))
     tasks = len(rows[0]["accuracies"])
     names = " | ".join(f"task {k + 1}" for k in range(tasks))
     lines = [f"| recipe | epochs | batch | {names} | mean |", "|---|--:|--:|" + "--:|" * (tasks + 1)]
@@ -175,9 +180,9 @@ def table(files: list[Path]) -> str:
         figures = [100 * value for value in [*row["accuracies"], sum(row["accuracies"]) / tasks]]
         cells = " | ".join(f"{value:.1f}" for value in figures)
         lines.append(f"| {row['about']} | {row['epochs']} | {row['batch']} | {cells} |")
-    for part in found:
-        about = f"{part['device']}, torch {part['torch']}, commit {part['commit']}, {part['date']}."
-        lines += ["", *([part["note"], ""] if "note" in part else []), f"`{part['command']}`: {about}"]
+    for file in found:
+        about = f"{file['device']}, torch {file['torch']}, commit {file['commit']}, {file['date']}."
+        lines += ["", *([file["note"], ""] if "note" in file else []), f"`{file['command']}`: {about}"]
     return "\n".join(lines)
 
 
@@ -190,6 +195,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="at a size that suits a CPU")
+    parser.add_argument("--images", type=int, help="at most so many training images a task")
+    parser.add_argument("--longest", type=int, help="at most so many epochs; with --small 30 if nothing is said")
     parser.add_argument("--parallel", type=int, default=1, help="so many at a time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

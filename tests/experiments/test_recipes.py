@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from benchmarks import recipes
 from benchmarks.recipes import MIXED, Recipe
 from tests.data.helpers import tiny_imagenet
+from zeroforget.data import Task
+from zeroforget.methods.tfm import Tfm
+from zeroforget.training import Fit, FitLog
 
 
 def test_a_recipe_is_trained_as_it_says(
@@ -18,14 +22,30 @@ def test_a_recipe_is_trained_as_it_says(
 ) -> None:
     monkeypatch.setenv("ZEROFORGET_CACHE", str(tmp_path / "cache"))
     tiny_imagenet(tmp_path / "tiny-imagenet-200", tuple(f"n{i:08}" for i in range(200)), train=2, val=1)
-    small = Recipe("short", 2, dropout=0.5, growth={"start": 0.1, "growth": 0.1, "unit": "weights"}, **MIXED)
+    small = Recipe("short", 3, dropout=0.5, growth={"start": 0.1, "growth": 0.1, "unit": "weights"}, **MIXED)
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    args = argparse.Namespace(data_root=tmp_path, seed=0, tasks=2, device="cpu", small=True)
+    args = argparse.Namespace(data_root=tmp_path, seed=0, tasks=2, device="cpu", small=True, images=None, longest=None)
     row = recipes.here("small", args)
     assert len(row["accuracies"]) == 2
     assert all(0 <= value <= 1 for value in row["accuracies"])
-    assert (row["name"], row["about"], row["epochs"], row["batch"]) == ("small", "short", 2, 64)
+    assert (row["name"], row["about"], row["epochs"], row["batch"]) == ("small", "short", 3, 64)
     assert "small: validation" in capsys.readouterr().out
+    args.tasks, args.images, args.longest = 1, 8, 2
+    learned: list[tuple[int, int]] = []
+    monkeypatch.setattr(Tfm, "learn", counting(learned))
+    assert recipes.here("small", args)["epochs"] == 2
+    assert learned == [(8, 4)]
+
+
+def counting(learned: list[tuple[int, int]]) -> Callable[[Tfm, Task, Fit], FitLog]:
+    """`Tfm.learn`, and how many images it had to learn from and to choose by."""
+    learn = Tfm.learn
+
+    def counted(self: Tfm, task: Task, fit: Fit) -> FitLog:
+        learned.append((len(task.train), len(task.val)))
+        return learn(self, task, fit)
+
+    return counted
 
 
 def test_rows_of_several_files_stand_in_one_table(tmp_path: Path) -> None:
