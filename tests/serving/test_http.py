@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import struct
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -15,7 +16,10 @@ import pytest
 from PIL import Image
 
 from tests.serving.helpers import Client, Running, until
+from zeroforget.serving import catalog
 from zeroforget.store import open_model
+from zeroforget.store.folder import Folder
+from zeroforget.store.verify import Report, verify
 
 
 def png(width: int, height: int) -> bytes:
@@ -219,3 +223,23 @@ def test_it_stops_at_once_and_answers_what_was_asked(trained: Path, digit: Path)
     assert time.monotonic() - began < 10
     assert not running.server.batcher.alive
     assert not any(thread.is_alive() for thread in running.server.catalog._threads)
+
+
+def test_it_stops_while_it_verifies(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(folder: Folder, data: dict[str, Path]) -> Report:
+        begun.set()
+        go_on.wait(60)
+        return verify(folder, data)
+
+    monkeypatch.setattr(catalog, "verify", slow)
+    with Running(trained) as running:
+        assert begun.wait(30)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    assert running.server.catalog.report is None
+    go_on.set()
+    for thread in running.server.catalog._threads:
+        thread.join(30)
+        assert not thread.is_alive()

@@ -180,8 +180,10 @@ class Catalog:
                 log.exception("could not look at %s", self.folder.path)
 
     def _prove(self) -> None:
-        while not self._stop.is_set():
+        while True:
             self._due.clear()
+            if self._stop.is_set():  # asked after clearing: `stop` may have come in between
+                return
             try:
                 report = verify(self.folder, {})
             except (ModelError, OSError) as error:
