@@ -80,6 +80,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000, help="at most so many training images a task")
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1])
+    parser.add_argument("--data-root", type=Path, help="where data sets are kept")
+    parser.add_argument("--align", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
     parser.add_argument("--out", type=Path)
@@ -87,10 +89,10 @@ def main() -> None:
     regime = Regime(**{"device": args.device} | args.regime)
     rows: list[dict[str, Any]] = []
     for seed in args.seeds:
-        data = scenario(args.scenario, seed=seed)
+        data = scenario(args.scenario, seed=seed, root=args.data_root)
         with seeded("net", seed):
             net = build(args.network, data.shape)
-            model = Tfm(net, data.example(), search_start=START, search=GROWTH).to(args.device)
+            model = Tfm(net, data.example(), search_start=START, search=GROWTH, align=args.align).to(args.device)
         for task in data.tasks[: args.tasks]:
             model, facts = measure(model, part(task, args.images), regime, seed)
             rows.append({"seed": seed} | facts)

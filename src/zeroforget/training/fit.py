@@ -18,7 +18,7 @@ from zeroforget.data import Split, Task
 from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from zeroforget.training.clip import clip
 from zeroforget.training.evaluate import Predictor, batches
-from zeroforget.training.graphs import CapturedStep
+from zeroforget.training.graphs import CapturedStep, Lane, lanes, settle
 from zeroforget.training.mixing import mix
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
@@ -162,7 +162,10 @@ class Fit:
         regime = replace(self.regime, **changes)
         device = torch.device(regime.device)
         splits = _resident(task.train, device), _resident(task.val, device)
-        loops = [_Loop(self, regime, learner, task, index, self._next(index), *splits) for learner in learners]
+        loops = [
+            _Loop(self, regime, learner, task, index, self._next(index), *splits, lane)
+            for learner, lane in zip(learners, lanes(device, len(learners)), strict=True)
+        ]
         try:
             for loop in loops:
                 loop.begin()
@@ -174,12 +177,19 @@ class Fit:
                     break
                 for i in going:
                     seen[i] += 1
-                    loops[i].train_until(seen[i])
+                due = [loops[i] for i in going if loops[i].is_behind(seen[i])]
+                for abreast in [due] if device.type == "cuda" else [[loop] for loop in due]:
+                    for loop in abreast:
+                        loop.launch()
+                    for loop in abreast:
+                        loop.land()
+            return [loop.finish() for loop in loops]
         except BaseException:  # Ctrl-C included: nobody is left with half-trained weights
             for loop in loops:
                 loop.undo()
             raise
-        return [loop.finish() for loop in loops]
+        finally:
+            settle(device)
 
     def _next(self, index: int) -> int:
         """The number of this phase of a task's training."""
@@ -199,6 +209,7 @@ class _Loop:
     phase: int
     train_split: Split
     val_split: Split
+    lane: Lane
 
     def __post_init__(self) -> None:
         folder = self.fit.folder
@@ -237,32 +248,40 @@ class _Loop:
             log.add(epoch, self.regime.keep)
         return log
 
-    def train_until(self, count: int) -> None:
-        """Train until so many epochs are done, which may have been before an interruption."""
-        while len(self.log.epochs) < count and not self.log.stopped:
-            self._epoch(len(self.log.epochs))
+    def is_behind(self, count: int) -> bool:
+        """Whether fewer epochs are done than that; after an interruption there may be more."""
+        return len(self.log.epochs) < count and not self.log.stopped
 
     def undo(self) -> None:
         """Put back the weights from before the first epoch."""
         if self.start:
-            _restore(self.learner.moving(), self.start)
+            with self.lane():
+                _restore(self.learner.moving(), self.start)
 
     def finish(self) -> FitLog:
         """Put the best weights in place."""
-        _restore(self.learner.moving(), self.best)
+        with self.lane():
+            _restore(self.learner.moving(), self.best)
         self.log.stopped = self.log.stopped or UNFINISHED
         return self.log
 
-    def _epoch(self, number: int) -> None:
-        began = time.perf_counter()
-        # All of the epoch is handed to the device before anything waits for it.
-        train, val = self._train(number), self._validate()
-        loss, val_loss, val_accuracy = torch.cat([train, val]).tolist()
+    def launch(self) -> None:
+        """Hand the next epoch to the device; on a GPU nothing here waits for it."""
+        self.began = time.perf_counter()
+        with self.lane():
+            self.outcome = torch.cat([self._train(len(self.log.epochs)), self._validate()])
+
+    def land(self) -> None:
+        """Wait for the epoch, and draw the consequences."""
+        with self.lane():
+            self._end(len(self.log.epochs), *self.outcome.tolist())
+
+    def _end(self, number: int, loss: float, val_loss: float, val_accuracy: float) -> None:
         self._check(loss, number, self.steps - 1)
         val_loss = math.inf if math.isnan(val_loss) else val_loss
         self.waited = 0 if val_loss < self.best_loss else self.waited + 1
         self.best_loss = min(self.best_loss, val_loss)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - self.began
         if self.log.add(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds), self.regime.keep):
             self.best = _copy(self.learner.moving())
         by_patience = self.regime.schedule == "patience"

@@ -1,8 +1,11 @@
-"""A training step as a CUDA graph: recorded once, replayed for every batch of its size, no Python in between."""
+"""A training step as a CUDA graph: recorded once, replayed for every batch of its size, no Python in between.
+
+And lanes, in which several learners' steps run on one GPU at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,17 +23,20 @@ class CapturedStep:
         kept = {name: tensor.detach().clone() for name, tensor in state.items()}
         held = {id(t): t.detach().clone() for t in _tensors(optimizer)}
         draws = torch.cuda.get_rng_state(device)
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
+        now = torch.cuda.current_stream(device)
+        in_lane = now != torch.cuda.default_stream(device)
+        side = now if in_lane else torch.cuda.Stream(device)
+        side.wait_stream(now)
         with torch.cuda.stream(side):
             for _ in range(3):  # so that libraries choose their algorithms and the optimizer makes its state
                 body(self.index)
-        torch.cuda.current_stream(device).wait_stream(side)
+        now.wait_stream(side)
         optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         try:
-            # A stream of this device: torch's own is of whichever device was the first to record.
-            with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(device)):
+            # A stream of this device: torch's own is of whichever device was the first to record. Graphs of one stream
+            # share a workspace for products, so what shall run beside others is recorded in its own lane.
+            with torch.cuda.graph(self.graph, stream=now if in_lane else torch.cuda.Stream(device)):
                 self.loss = body(self.index)
         except RuntimeError as error:
             raise ValueError(
@@ -53,3 +59,39 @@ class CapturedStep:
 
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
     return [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+
+
+Lane = Callable[[], AbstractContextManager[None]]
+"""Inside, a learner's work goes its own way on the device; outside, it may still be under way."""
+
+
+def lanes(device: torch.device, count: int) -> list[Lane]:
+    """One for each of several learners on a GPU: a stream and a state of its random numbers. Elsewhere nothing."""
+    if device.type != "cuda" or count == 1:
+        return [nullcontext] * count
+    index = torch.cuda.current_device() if device.index is None else device.index
+    draws = torch.cuda.default_generators[index]
+
+    def lane() -> Lane:
+        stream, own = torch.cuda.Stream(device), draws.clone_state()
+
+        @contextmanager
+        def within() -> Iterator[None]:
+            stream.wait_stream(torch.cuda.current_stream(device))
+            before = draws.graphsafe_get_state()
+            draws.graphsafe_set_state(own)
+            try:
+                with torch.cuda.stream(stream):
+                    yield
+            finally:
+                draws.graphsafe_set_state(before)
+
+        return within
+
+    return [lane() for _ in range(count)]
+
+
+def settle(device: torch.device) -> None:
+    """Afterwards all that was begun in lanes is done, for whoever uses it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
