@@ -122,8 +122,9 @@ def train(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
     )
     began = time.perf_counter()
     logs = []
-    for task in tasks:
-        logs.append(method.learn(task, Fit(regime, args.seed)))
+    for index, task in enumerate(tasks):
+        with seeded("learn", args.seed, index):
+            logs.append(method.learn(task, Fit(regime, args.seed)))
         print(f"{recipe.about}, {task.name}: {logs[-1].val_accuracy:.3f}", flush=True)
     return {
         "epochs": regime.epochs,

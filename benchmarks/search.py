@@ -1,7 +1,8 @@
 """The growth search against learning one task: `python -m benchmarks.search`.
 
 Task after task, from the same state: the search that stops early, the search that trains every candidate to its end,
-and the growth they chose, trained alone. The two searches must choose the same, and the same bits.
+and the growth they chose, trained alone. The two searches must choose the same, and the same bits. Before each of them a
+short rehearsal, not timed, lets libraries choose and compile what these widths need: else the first to run pays for all.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
     full.prune = False
     logs: dict[str, FitLog] = {}
     seconds: dict[str, float] = {}
+    with seeded("learn", seed, index):
+        copy.deepcopy(full).learn(task, Fit(replace(regime, epochs=2), seed))
     for name, learner in (("pruned", pruned), ("full", full)):
         with seeded("learn", seed, index):
             logs[name], seconds[name] = timed(learner.learn, regime.device, task, Fit(regime, seed))

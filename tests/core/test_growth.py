@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.helpers import growing
-from zeroforget.core.growth import Room, smallest_within
+from zeroforget.core.growth import Room, evenly, smallest_within
 
 
 def two_layers(widths: Mapping[str, float]) -> float:
@@ -29,6 +29,28 @@ def test_the_schedule_of_the_paper_ends_at_the_full_width(full: int, align: int)
     assert widths[-1] == {"a": full, "b": 2 * full}
     assert all(before["a"] <= after["a"] for before, after in itertools.pairwise(widths))
     assert room.left(shares) == pytest.approx(0, abs=1e-9)
+
+
+@given(st.floats(0.05, 0.9), st.floats(0.0, 1.0), st.integers(1, 12))
+def test_axes_that_start_apart_are_full_together(last: float, more: float, tasks: int) -> None:
+    shares = {"a": last + more * (1 - last), "b": last}
+    room = Room({"a": 400, "b": 900}, two_layers, limit=1.0)
+    step = room.left(shares) / tasks
+    for left in reversed(range(tasks)):
+        grown = evenly(shares, min(step, room.left(shares)))
+        shares, _ = room.plan_axes(shares, dict.fromkeys(shares, 1), grown)
+        assert grown["b"] == pytest.approx(step)
+        assert 1 - shares["a"] == pytest.approx((1 - more) * (1 - shares["b"]), abs=1e-9)
+        assert (room.left(shares) < 1e-9) == (left == 0)
+    assert evenly(shares, 0.5) == pytest.approx({"a": 0.0, "b": 0.0}, abs=1e-9)
+
+
+def test_axes_grow_by_features_or_by_shares() -> None:
+    room = Room({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
+    shares, widths = room.plan_axes({"a": 0.5, "b": 0.5}, {"a": 56, "b": 32}, {"a": 0.03, "b": 3})
+    assert (shares, widths) == ({"a": 0.53, "b": 0.5 + 3 / 64}, {"a": 56, "b": 35})  # a has room for it already
+    shares, widths = room.plan_axes(shares, widths, {"a": 0.47, "b": 0.0})
+    assert (widths["a"], widths["b"]) == (100, 35)
 
 
 @given(st.integers(16, 500), st.integers(16, 500), st.floats(0.1, 1.0))

@@ -130,6 +130,9 @@ BAD: list[tuple[Callable[[GrowingNetwork, Tensor], Any], str]] = [
     (lambda n, x: n.add_task("boats", 2, growth={"nowhere": 1}), "no axis 'nowhere'"),
     (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): -1}), "whole number"),
     (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): 999}), "cannot grow by 999"),
+    (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): 0.5}), "cannot grow by 0.5"),
+    (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): float("nan")}), "0 or more, not nan"),
+    (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): "half"}), "not 'half'"),
     (lambda n, x: list(n.newborn("birds")), "read by 'cars', which would change"),
 ]
 

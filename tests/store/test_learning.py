@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
 from zeroforget import nets
 from zeroforget.core.grow import grow
-from zeroforget.store import Model, ModelError, Watch, open_model
+from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, open_model
 from zeroforget.store.facts import Backbone
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.network import example, plain_network
@@ -106,6 +107,19 @@ def test_finish_takes_the_best_so_far(model: Model, data: Path) -> None:
         learn_more(model, data, "high", epochs=50, watch=Watch(training=stop_in_epoch(3)))
     facts = learn_more(model, data, "high", epochs=50, finish=True)
     assert facts.training["epochs"] == 4
+
+
+def test_growths_of_single_axes_are_read_as_they_were_written(model: Model) -> None:
+    facts = model.tasks[0]
+    each = {"features": 3, "shares": 0.25, "whole": 1.0, "none": 0}
+    read = TaskFacts.from_json(json.loads(json.dumps(replace(facts, growth=each).to_json())), "there", "")
+    assert isinstance(read.growth, dict)
+    assert {axis: (type(value), value) for axis, value in read.growth.items()} == {
+        axis: (type(value), value) for axis, value in each.items()
+    }
+    for wrong in (-1, -0.5, "a", True, None, 1e9):
+        with pytest.raises(Damaged, match=r"growth\.axis"):
+            TaskFacts.from_json(replace(facts, growth={"axis": wrong}).to_json(), "there", "")  # type: ignore[dict-item]
 
 
 def test_a_search_takes_the_smallest_good_growth(model: Model, data: Path) -> None:

@@ -12,6 +12,7 @@ Count = Callable[[Mapping[str, float]], float]
 """The number of weights of a network whose axes have these widths."""
 
 _SLACK = 1e-9  # 0.55 + 9 * 0.05 is not 1 in binary
+_ROUNDED = 1e-6  # so much beyond what is left is a share written with few digits
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Room:
         if not growth >= 0 or growth == float("inf"):
             raise ValueError(f"growth is a share of the full network, 0 or more, not {growth}")
         left = self.left(shares)
-        if growth > left + 1e-6:
+        if growth > left + _ROUNDED:
             raise ValueError(
                 f"a growth of {growth:g} is beyond the limit: {max(left, 0):.4g} is left. Grow by at most "
                 f"net.left(), or pass a larger limit to grow()"
@@ -91,22 +92,30 @@ class Room:
         return after, {axis: max(self.width(axis, share), widths[axis]) for axis, share in after.items()}
 
     def plan_axes(
-        self, shares: Mapping[str, float], widths: Mapping[str, int], growth: Mapping[str, int]
+        self, shares: Mapping[str, float], widths: Mapping[str, int], growth: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, int]]:
-        """Shares and widths after growing single axes by numbers of features."""
+        """Shares and widths after growing single axes: by a number of features (an int) or a share (a float)."""
         wider, after = dict(widths), dict(shares)
-        for axis, count in growth.items():
+        for axis, wanted in growth.items():
             if axis not in wider:
                 raise ValueError(f"no axis '{axis}' to grow; there are {', '.join(wider)}")
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise ValueError(f"axis '{axis}' grows by a whole number of features, 0 or more, not {count!r}")
-            wider[axis] += count
-            most = self.most(axis)
-            if most is not None and wider[axis] > most:
+            if not isinstance(wanted, int | float) or isinstance(wanted, bool) or not 0 <= wanted < math.inf:
                 raise ValueError(
-                    f"axis '{axis}' may have {most} features and has {widths[axis]}; it cannot grow by {count}"
+                    f"axis '{axis}' grows by a whole number of features or a share (0.25) of them, 0 or more, "
+                    f"not {wanted!r}"
                 )
-            after[axis] += count / self.full[axis]
+            if isinstance(wanted, int):
+                after[axis] += wanted / self.full[axis]
+                wider[axis] += wanted
+            elif wanted > 0:
+                after[axis] = self._within(shares[axis] + wanted)
+                wider[axis] = max(self.width(axis, after[axis]), widths[axis])
+            most = self.most(axis)
+            share_beyond = isinstance(wanted, float) and shares[axis] + wanted > after[axis] + _ROUNDED
+            if most is not None and (wider[axis] > most or share_beyond):
+                raise ValueError(
+                    f"axis '{axis}' may have {most} features and has {widths[axis]}; it cannot grow by {wanted}"
+                )
         if empty := [axis for axis, width in wider.items() if width == 0]:
             raise ValueError(f"the first task must give every axis at least one feature; {empty[0]} has none")
         return after, wider
@@ -122,6 +131,13 @@ def tapered(axes: Collection[str], first: float, last: float) -> dict[str, float
     """Shares that go evenly from the first axis to the last."""
     steps = max(1, len(axes) - 1)
     return {axis: first + (last - first) * k / steps for k, axis in enumerate(axes)}
+
+
+def evenly(shares: Mapping[str, float], growth: float) -> dict[str, float]:
+    """Growths that let every axis be full when the narrowest is, which grows by `growth` now."""
+    left = 1.0 - min(shares.values())
+    part = min(1.0, growth / left) if left > 0 else 0.0
+    return {axis: max(0.0, 1.0 - share) * part for axis, share in shares.items()}
 
 
 def count_weights(tensors: Sequence[Sequence[Label]], widths: Mapping[str, float]) -> float:

@@ -29,7 +29,7 @@ class TaskRecord:
 
     name: str
     classes: int
-    growth: float | Mapping[str, int]
+    growth: float | Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,14 @@ class GrowingNetwork(nn.Module):
         known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
         raise ValueError(f"no task {task!r}; the tasks are {known}")
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Axis → the share of its full width that is grown, before it was rounded to whole features."""
+        return dict(self._shares[-1]) if self.history else dict.fromkeys(self._births, 0.0)
+
     def left(self) -> float:
         """How much this network may still grow, as a share of the full width or weights (its unit)."""
-        return self.room.left(self._shares[-1]) if self.history else self.start
+        return self.room.left(self.shares) if self.history else self.start
 
     def overhead(self, task: str | int | None = None) -> GrowthOverhead:
         """The cost of zero forgetting: of one task, or of all."""
@@ -137,7 +142,7 @@ class GrowingNetwork(nn.Module):
     # Learning --------------------------------------------------------------------------------------------------
 
     def plan(
-        self, name: str, classes: int, growth: float | Mapping[str, int] | None = None
+        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None
     ) -> tuple[dict[str, float], dict[str, int]]:
         """The shares and widths that `add_task` with these arguments would lead to; every mistake is found here."""
         if not isinstance(name, str) or not name:
@@ -147,22 +152,21 @@ class GrowingNetwork(nn.Module):
         if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
             raise ValueError(f"classes is the number of a task's classes, at least 2, not {classes!r}")
         first = not self.history
-        shares = dict.fromkeys(self._births, 0.0) if first else self._shares[-1]
         widths = {axis: len(births) for axis, births in self._births.items()}
         if isinstance(growth, Mapping):
-            return self.room.plan_axes(shares, widths, growth)
-        return self.room.plan(shares, widths, growth if growth is not None else self.start if first else 0.0)
+            return self.room.plan_axes(self.shares, widths, growth)
+        return self.room.plan(self.shares, widths, growth if growth is not None else self.start if first else 0.0)
 
-    def add_task(self, name: str, classes: int, growth: float | Mapping[str, int] | None = None) -> None:
+    def add_task(self, name: str, classes: int, growth: float | Mapping[str, float] | None = None) -> None:
         """Make room for a task; from now on the network trains what is born with it and nothing else.
 
         The first task begins with the network's `start`; later ones add `growth`, a share of the full width of every
-        axis, or a number of features for the axes named. 0 (the default) adds none: the task then learns its head and
-        its normalization.
+        axis, or for the axes named a number of features (a share if it is a float). 0 (the default) adds none: the
+        task then learns its head and its normalization.
         """
         task = len(self.history)
         shares, widths = self.plan(name, classes, growth)
-        given: float | Mapping[str, int] = growth if growth is not None else self.start if task == 0 else 0.0
+        given: float | Mapping[str, float] = growth if growth is not None else self.start if task == 0 else 0.0
         for axis, width in widths.items():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])

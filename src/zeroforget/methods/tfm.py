@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.grow import grow
-from zeroforget.core.growth import smallest_within, tapered
+from zeroforget.core.growth import evenly, smallest_within, tapered
 from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Task
@@ -31,7 +31,8 @@ class Tfm(Method):
         start: the share of the network that the first task gets.
         growth: the share that each later task adds, while there is room.
         early: the first layer's share for the first task, if it is not `start` too: layers in between get shares
-            in between. Early features are few, cost little and serve all tasks.
+            in between, and all layers are full at the same time. Early features are few, cost little and serve all
+            tasks.
         search: growths to try for each later task instead (section 4.1): the smallest within `margin` of the best wins.
         search_start: shares to try for the first task, likewise.
         margin: how much validation accuracy may be given up for a smaller growth.
@@ -94,10 +95,10 @@ class Tfm(Method):
         """Grow by the smallest of what may be tried next, as far as there is room."""
         self._add(spec, self._candidates()[0])
 
-    def _add(self, spec: TaskSpec, growth: float | Mapping[str, int]) -> None:
-        if self.early is not None and not self.specs and not isinstance(growth, Mapping):
-            shares = tapered(self.net.axes.sizes, self.early, growth)
-            growth = {axis: self.net.room.width(axis, share) for axis, share in shares.items()}
+    def _add(self, spec: TaskSpec, growth: float | Mapping[str, float]) -> None:
+        if self.early is not None and not isinstance(growth, Mapping):
+            first = not self.specs
+            growth = tapered(self.net.axes.sizes, self.early, growth) if first else evenly(self.net.shares, growth)
         self.net.add_task(spec.name, spec.classes, growth)
         self.specs.append(spec)
 

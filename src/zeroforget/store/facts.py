@@ -183,7 +183,7 @@ class TaskFacts:
     learned: str
     program: str
     classes: tuple[str, ...]
-    growth: float | Mapping[str, int]
+    growth: float | Mapping[str, float]
     born: Mapping[str, int]
     """Axis → how many features were born with this task."""
     weights: int
@@ -335,10 +335,15 @@ def _fresh(fields: Fields) -> dict[str, tuple[float, ...]]:
     return {name: fields.numbers(name, least=3, most=3, low=-1e9, high=1e9) for name in list(fields.values)}
 
 
-def _growth(fields: Fields) -> float | dict[str, int]:
-    if isinstance(fields.any("growth"), dict):
-        return fields.counts("growth")
-    return fields.number("growth", 0, 64)
+def _growth(fields: Fields) -> float | dict[str, float]:
+    """A share of every axis; or for each its number of features, a whole one, or its share."""
+    if not isinstance(fields.any("growth"), dict):
+        return fields.number("growth", 0, 64)
+    each = fields.group("growth")
+    return {
+        name: each.number(name, 0, 64) if isinstance(value, float) else each.integer(name, 0, 2**24)
+        for name, value in each.values.items()
+    }
 
 
 def _preprocessing(fields: Fields) -> Preprocessing:

@@ -148,7 +148,7 @@ def _assemble(
     return net.eval()
 
 
-def _growth(task: TaskFacts) -> float | dict[str, int]:
+def _growth(task: TaskFacts) -> float | dict[str, float]:
     return task.growth if isinstance(task.growth, (int, float)) else dict(task.growth)
 
 
