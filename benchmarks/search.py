@@ -1,8 +1,8 @@
 """The growth search against learning one task: `python -m benchmarks.search`.
 
 Task after task, from the same state: the search that stops early, the search that trains every candidate to its end,
-and the growth they chose, trained alone. The two searches must choose the same, and the same bits. Before each of them a
-short rehearsal, not timed, lets libraries choose and compile what these widths need: else the first to run pays for all.
+and the growth they chose, trained alone. The two searches must choose the same, and the same bits. A short rehearsal
+before them, not timed, lets libraries choose and compile what these widths need: else the first to run pays for all.
 """
 
 from __future__ import annotations
