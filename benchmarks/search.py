@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.steps import facts_of
 from zeroforget.data import Split, Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
@@ -109,7 +110,7 @@ def main() -> None:
     print(f"{ratios['pruned']:7.3f}  growth search / one task, median of {len(rows)}")
     print(f"{ratios['full']:7.3f}  without stopping early; {agreed} of {len(rows)} searches agree bit for bit")
     if args.out:
-        args.out.write_text(json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "rows": rows}, indent=1))
+        args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import copy
 import functools
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -163,9 +164,9 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     words = sys.argv[1:]
     if "--out" in words:
         del words[words.index("--out") : words.index("--out") + 2]  # where it is written says nothing of how
-    program = Path(sys.argv[0]).stem
+    program = "benchmarks" if Path(sys.argv[0]).stem == "__main__" else f"benchmarks.{Path(sys.argv[0]).stem}"
     return {
-        "command": " ".join(["python -m benchmarks" + ("" if program == "__main__" else f".{program}"), *words]),
+        "command": shlex.join(["python", "-m", program, *words]),
         "args": {k: str(v) for k, v in vars(args).items() if k != "out"},
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
         "threads": torch.get_num_threads(),

@@ -73,7 +73,7 @@ def test_early_layers_may_start_wider(digits: Scenario) -> None:
 
 
 @pytest.mark.parametrize("align", [1, 4])
-def test_no_layer_is_full_before_the_last_task(align: int) -> None:
+def test_every_task_finds_room_and_the_last_one_fills_the_network(align: int) -> None:
     learner = method(start=0.4, growth=0.15, early=0.6, align=align)
     full = learner.net.axes.sizes
     births = dict.fromkeys(full, 0)
