@@ -144,6 +144,18 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path: Path) -> N
         run(Experiment.load(path, methods=["pulled"], changes=["pulled.strength=3"]), tmp_path)
 
 
+def test_a_run_that_failed_before_it_began_does_not_hold_its_folder(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1)
+    with pytest.raises(ValueError, match="early is a share"):
+        run(Experiment.load(path, methods=["tfm"], changes=["tfm.early=2.0"]), tmp_path / "out")
+    folder = tmp_path / "out" / Experiment.load(path, methods=["tfm"]).runs()[0].folder
+    assert (folder / "config.json").exists()
+    (folder / "environment.json").write_text("{}")
+    results = run(Experiment.load(path, methods=["tfm"], changes=["tfm.early=1.0"]), tmp_path / "out")[0]
+    assert results.environment["torch"] == torch.__version__
+    assert json.loads((folder / "config.json").read_text())["options"]["early"] == 1.0
+
+
 def test_differences_are_named_by_their_path() -> None:
     old, new = {"a": {"b": 1, "c": [1]}, "d": None}, {"a": {"b": 2, "c": [1]}, "e": "x"}
     assert differences(old, new) == ["a.b was 1, now 2", 'e was null, now "x"']

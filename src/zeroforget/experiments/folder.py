@@ -60,9 +60,13 @@ class RunFolder:
         return (self.path / "config.json").exists()
 
     def claim(self, config: dict[str, Any]) -> None:
-        """Write the configuration, or check that the one that is there is the same."""
+        """Write the configuration, or check that the one that is there is the same.
+
+        A run that failed before it began, by an option that does not exist, say, leaves nothing that counts.
+        """
         file = self.path / "config.json"
-        if not file.exists():
+        if not file.exists() or not any((self.path / name).exists() for name in ("log.jsonl", "tasks", FILE)):
+            (self.path / "environment.json").unlink(missing_ok=True)
             write_json(file, config)
             return
         if different := differences(json.loads(file.read_text()), config):
