@@ -24,7 +24,7 @@ from zeroforget.data import Split, Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import build
-from zeroforget.training import Fit, FitLog, Regime
+from zeroforget.training import Fit, FitLog, Progress, Regime
 from zeroforget.training.seeding import generator, seeded
 
 START, GROWTH = (0.2, 0.35, 0.5, 0.65), (0.0, 0.05, 0.1, 0.2)
@@ -60,9 +60,18 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
     seconds: dict[str, float] = {}
     with seeded("learn", seed, index):
         copy.deepcopy(full).learn(task, Fit(replace(regime, epochs=2), seed))
-    for name, learner in (("pruned", pruned), ("full", full)):
+    curves: dict[int, dict[int, tuple[float, float, float]]] = {}
+
+    def hear(progress: Progress) -> None:
+        if (last := progress.last) is not None:
+            curves.setdefault(progress.phase, {})[last.epoch] = (last.lr, last.val_loss, last.val_accuracy)
+
+    for name, learner, fit in (
+        ("pruned", pruned, Fit(regime, seed)),
+        ("full", full, Fit(regime, seed, hear, pause=9e9)),
+    ):
         with seeded("learn", seed, index):
-            logs[name], seconds[name] = timed(learner.learn, regime.device, task, Fit(regime, seed))
+            logs[name], seconds[name] = timed(learner.learn, regime.device, task, fit)
     tables = [logs[name].notes["search"] for name in ("pruned", "full")]
     same = [row["chosen"] for row in tables[0]] == [row["chosen"] for row in tables[1]]
     state = full.state_dict()
@@ -73,7 +82,7 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
         _, seconds["one"] = timed(Fit(regime, seed), regime.device, alone, task, index)
     epochs = [sum(row["epochs"] for row in table) for table in tables]
     facts = {"task": task.name, "same": same, "bits": bits, "epochs": epochs, "seconds": seconds, "search": tables}
-    return pruned, facts
+    return pruned, facts | {"images": len(task.val), "curves": [list(each.values()) for each in curves.values()]}
 
 
 def main() -> None:
@@ -110,7 +119,7 @@ def main() -> None:
     print(f"{ratios['pruned']:7.3f}  growth search / one task, median of {len(rows)}")
     print(f"{ratios['full']:7.3f}  without stopping early; {agreed} of {len(rows)} searches agree bit for bit")
     if args.out:
-        args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
+        args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}) + "\n")
 
 
 if __name__ == "__main__":
