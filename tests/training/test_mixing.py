@@ -122,6 +122,25 @@ def test_training_mixes_validation_does_not_and_a_resumed_run_ends_with_the_same
     assert log.epochs[-1].val_loss == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
+def test_the_last_epochs_are_as_if_nothing_was_ever_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    learner = method(Finetuning)
+    loss = learner.loss
+    monkeypatch.setattr(learner, "loss", lambda *args: (seen.append(learner.share is not None), loss(*args))[1])
+    data = task()
+    with seeded("learn"):
+        learner.learn(data, Fit(Regime(lr=0.02, epochs=5, batch_size=len(data.train), mixup=1.0, mix_until=0.6)))
+    assert seen == [True, True, True, False, False]
+    assert [Regime(cutmix=0.5, epochs=4).mixes(k) for k in range(4)] == [True] * 4
+    assert not any(Regime(cutmix=0.5, epochs=4, mix_until=0.0).mixes(k) for k in range(4))
+    assert not Regime(epochs=4).mixes(0)
+
+
+def test_a_share_of_the_epochs_is_checked() -> None:
+    with pytest.raises(ValueError, match="mix_until is a share of the epochs, from 0 to 1, not 30"):
+        Regime(mixup=0.5, mix_until=30)
+
+
 def test_what_is_no_image_is_not_cut() -> None:
     x = torch.rand(4, 6, generator=draw())
     mixed, share = mix(x, 0.0, 1.0, draw(1))

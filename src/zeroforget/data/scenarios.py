@@ -25,8 +25,8 @@ class Plan:
     of the `sizes` given, or the `groups` of classes written out. Without any, the whole is one task. Classes are
     shuffled by the seed unless `shuffle` is off. `names` are the tasks' names. `size`: pixels, for `folder:` data.
 
-    `flip`, `pad`, `zoom` and `erase` change how training images are varied (see `Preparation`), where the data set's
-    own way is not wanted.
+    `flip`, `pad`, `zoom`, `erase` and `alter` change how training images are varied (see `Preparation`), where the data
+    set's own way is not wanted.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Plan:
     pad: int | None = None
     zoom: float | None = None
     erase: int | None = None
+    alter: float | None = None
 
     def __post_init__(self) -> None:
         ways = [way for way in ("tasks", "sizes", "groups") if getattr(self, way) is not None]
@@ -71,6 +72,7 @@ class Plan:
             ("pad", "a number of pixels", self.pad is None or self.pad == 0 or _counts(self.pad)),
             ("erase", "a number of pixels", self.erase is None or self.erase == 0 or _counts(self.erase)),
             ("zoom", "a share of the area above 0, up to 1", self.zoom is None or _share(self.zoom)),
+            ("alter", "a strength from 0 to 1", self.alter is None or self.alter == 0 or _share(self.alter)),
         ):
             if not right:
                 raise ValueError(f"scenario '{self.name}': '{key}' is {getattr(self, key)!r}; it should be {wanted}")
@@ -199,8 +201,9 @@ def scenario(
 
 
 def _varied(collection: Collection, settled: Plan) -> Collection:
-    """The collection with the plan's own flips, padding, zoom and erasing."""
-    changes = {key: value for key in ("flip", "pad", "zoom", "erase") if (value := getattr(settled, key)) is not None}
+    """The collection with the plan's own ways to vary images."""
+    keys = ("flip", "pad", "zoom", "erase", "alter")
+    changes = {key: value for key in keys if (value := getattr(settled, key)) is not None}
     if not changes:
         return collection
     return dataclasses.replace(collection, prepare=dataclasses.replace(collection.prepare, **changes))

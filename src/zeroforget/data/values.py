@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zeroforget.data.alter import alter
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -54,7 +56,8 @@ class Preparation:
     Bytes become [0, 1]; then `(x - mean) / std` for each channel. Training crops `crop` pixels square at random
     (after padding by `pad`) and flips left to right if `flip`; testing takes the central crop. With `zoom` below 1 a
     training image is a random part of at least that share of the area, up to 4:3 out of shape, brought back to size.
-    With `erase` a square of so many pixels, anywhere, is the mean colour (DeVries and Taylor, 2017).
+    With `erase` a square of so many pixels, anywhere, is the mean colour (DeVries and Taylor, 2017). With `alter` each
+    image is moved or recoloured in one of thirteen ways, by a random part of that strength (see `data/alter.py`).
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -64,12 +67,15 @@ class Preparation:
     flip: bool = False
     zoom: float = 1.0
     erase: int = 0
+    alter: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.pad, self.erase) < 0 or not 0 < self.zoom <= 1:
             raise ValueError(
                 f"pad and erase are 0 or more and zoom in (0, 1], not {self.pad}, {self.erase} and {self.zoom}"
             )
+        if not 0 <= self.alter <= 1:
+            raise ValueError(f"alter is a strength from 0 to 1, not {self.alter}")
 
     def train(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A training batch, augmented and normalized. `generator` is a CPU generator; without one the draws come from
@@ -83,6 +89,8 @@ class Preparation:
             coin = torch.rand(len(images), generator=generator, device=device) < 0.5
             coin = coin.to(images.device).view(-1, 1, 1, 1)
             images = torch.where(coin, images.flip(-1), images)
+        if self.alter:
+            images = alter(_floating(images), self.alter, generator)
         images = self._normalize(images)
         return self._random_erase(images, generator) if self.erase else images
 

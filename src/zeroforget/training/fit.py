@@ -304,7 +304,8 @@ class _Loop:
         self.draws = generator("augment", fit.seed, self.index, number) if self.on_cpu else None
         total = torch.zeros(1, device=self.device, dtype=torch.float64)
         self.learner.train()
-        key = self.learner.capture_key() if self.captured else None
+        self.mixes = self.regime.mixes(number)
+        key = (self.learner.capture_key(), self.mixes) if self.captured else None
         with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
             for step, rows in enumerate(order.split(self.regime.batch_size)):
                 if self.regime.schedule == "cosine":
@@ -324,7 +325,7 @@ class _Loop:
         x = self.task.prepare.train(images.to(self.device), self.draws)
         if self.device.type == "cuda" and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        if self.regime.cutmix or self.regime.mixup:
+        if self.mixes:
             x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
         with self.learner.computing(), self.regime.autocast():
             loss = self.learner.loss(x, y.to(self.device), self.index)

@@ -51,6 +51,8 @@ class Regime:
     """The share of training images with a rectangle from another one, their labels in proportion (Yun et al., 2019)."""
     mixup: float = 0.0
     """The share of training images that are blended with another one, their labels too (Zhang et al., 2018)."""
+    mix_until: float = 1.0
+    """The share of the epochs in which images are mixed. In the rest, at the end, they are as they are tested."""
     clip: float | None = None
     """Bound on the norm of the whole gradient."""
     precision: str = "float32"
@@ -79,6 +81,8 @@ class Regime:
             raise ValueError(
                 f"cutmix and mixup are shares of the images, together at most 1, not {self.cutmix} and {self.mixup}"
             )
+        if not 0 <= self.mix_until <= 1:
+            raise ValueError(f"mix_until is a share of the epochs, from 0 to 1, not {self.mix_until}")
         for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -110,6 +114,10 @@ class Regime:
         if done < self.warmup:
             return self.lr * min(1.0, (done + step) / self.warmup)
         return self.lr * (1 + math.cos(math.pi * (done - self.warmup) / (self.epochs - self.warmup))) / 2
+
+    def mixes(self, epoch: int) -> bool:
+        """Whether images are mixed in this epoch, counted from 0."""
+        return self.cutmix + self.mixup > 0 and epoch < round(self.mix_until * self.epochs)
 
     def can_capture(self) -> bool:
         """Whether a step under this regime can be recorded as a CUDA graph."""
