@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,8 @@ RECIPES = {
     "mixed-early-70-200": replace(EARLY_70, epochs=200),
     "mixed-early-70-b32": replace(EARLY_70, batch=32),
     "mixed-early-70-clean": also("not in the last 15 % of the epochs", until=0.85),
+    "mixed-early-70-b32-clean": also("not in the last 15 % of the epochs", batch=32, until=0.85),
+    "mixed-early-70-clean-half": also("not in the second half of the epochs", until=0.5),
     "mixed-early-70-alter": also("altered", images={"pad": 8, "alter": 1.0}),
     "mixed-early-70-alter-half": also("altered half as strongly", images={"pad": 8, "alter": 0.5}),
     "mixed-early-70-alter-cut": also("altered, cut but not blended", images={"pad": 8, "alter": 1.0}, mixup=0.0),
@@ -195,16 +198,20 @@ def here(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(files: list[Path]) -> str:
-    """For the docs: one row for each recipe, the best one last, from all the files."""
+    """For the docs: one row for each recipe, the mean of its seeds, the best one last, from all the files."""
     found = [json.loads(path.read_text()) for path in files]
-    rows = sorted((row for file in found for row in file["rows"]), key=lambda row: sum(row["accuracies"]))
-    tasks = len(rows[0]["accuracies"])
+    same: dict[tuple[str, int, int], list[list[float]]] = {}
+    for row in (row for file in found for row in file["rows"]):
+        same.setdefault((row["about"], row["epochs"], row["batch"]), []).append(row["accuracies"])
+    means = {key: [100 * statistics.fmean(each) for each in zip(*runs, strict=True)] for key, runs in same.items()}
+    tasks = len(next(iter(means.values())))
     names = " | ".join(f"task {k + 1}" for k in range(tasks))
     lines = [f"| recipe | epochs | batch | {names} | mean |", "|---|--:|--:|" + "--:|" * (tasks + 1)]
-    for row in rows:
-        figures = [100 * value for value in [*row["accuracies"], sum(row["accuracies"]) / tasks]]
-        cells = " | ".join(f"{value:.1f}" for value in figures)
-        lines.append(f"| {row['about']} | {row['epochs']} | {row['batch']} | {cells} |")
+    for (about, epochs, batch), figures in sorted(means.items(), key=lambda item: sum(item[1])):
+        cells = " | ".join(f"{value:.1f}" for value in [*figures, statistics.fmean(figures)])
+        lines.append(f"| {about} | {epochs} | {batch} | {cells} |")
+    if (seeds := max(map(len, same.values()))) > 1:
+        lines += ["", f"Means of {seeds} runs."]
     for file in found:
         about = f"{file['device']}, torch {file['torch']}, commit {file['commit']}, {file['date']}."
         lines += ["", *([file["note"], ""] if "note" in file else []), f"`{file['command']}`: {about}"]

@@ -60,3 +60,16 @@ def test_rows_of_several_files_stand_in_one_table(tmp_path: Path) -> None:
     assert [line for line in lines if "`make" in line] == [
         f"`make {name}`: CPU, torch 2, commit abc, 2026-11-15." for name in ("good", "poor")
     ]
+
+
+def test_runs_of_one_recipe_with_other_seeds_are_averaged(tmp_path: Path) -> None:
+    files = []
+    for seed, value in ((0, 0.5), (1, 0.6)):
+        rows = [{"about": "good", "epochs": 3, "batch": 64, "accuracies": [value, 0.7]}]
+        facts = {"command": f"make {seed}", "device": "CPU", "torch": "2", "commit": "abc", "date": "2026-11-15"}
+        files.append(tmp_path / f"{seed}.json")
+        files[-1].write_text(json.dumps(facts | {"rows": rows}))
+    lines = recipes.table(files).splitlines()
+    assert lines[2] == "| good | 3 | 64 | 55.0 | 70.0 | 62.5 |"
+    assert "Means of 2 runs." in lines
+    assert "Means of" not in recipes.table(files[:1])
