@@ -111,6 +111,7 @@ RECIPES = {
     "mixed-early-70-200": replace(EARLY_70, epochs=200),
     "mixed-early-70-b32": replace(EARLY_70, batch=32),
     "mixed-early-70-clean": also("not in the last 15 % of the epochs", until=0.85),
+    "mixed-early-70-200-clean": also("not in the last 15 % of the epochs", epochs=200, until=0.85),
     "mixed-early-70-b32-clean": also("not in the last 15 % of the epochs", batch=32, until=0.85),
     "mixed-early-70-clean-half": also("not in the second half of the epochs", until=0.5),
     "mixed-early-70-alter": also("altered", images={"pad": 8, "alter": 1.0}),
