@@ -156,6 +156,21 @@ def test_a_run_that_failed_before_it_began_does_not_hold_its_folder(tmp_path: Pa
     assert json.loads((folder / "config.json").read_text())["options"]["early"] == 1.0
 
 
+def test_a_run_of_an_older_version_goes_on_unless_a_newer_option_is_set(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1)
+    first = run(Experiment.load(path), tmp_path)
+    for config in Experiment.load(path).runs():
+        file = tmp_path / config.folder / "config.json"
+        older = json.loads(file.read_text())
+        del older["regime"]["mix_until"]
+        file.write_text(json.dumps(older))
+    count = Count()
+    assert run(Experiment.load(path), tmp_path, watch=count) == first
+    assert (count.steps, count.repeated) == (0, 2)
+    with pytest.raises(OtherConfiguration, match=r"regime\.mix_until was 1\.0, now 0\.5"):
+        run(Experiment.load(path, changes=["regime.mix_until=0.5"]), tmp_path)
+
+
 def test_differences_are_named_by_their_path() -> None:
     old, new = {"a": {"b": 1, "c": [1]}, "d": None}, {"a": {"b": 2, "c": [1]}, "e": "x"}
     assert differences(old, new) == ["a.b was 1, now 2", 'e was null, now "x"']

@@ -140,6 +140,24 @@ def test_runs_that_cannot_share_a_row_are_refused() -> None:
         tables([results(), other])
 
 
+def test_an_option_that_is_newer_than_a_run_had_its_default_there() -> None:
+    old = results("tfm", 0)
+    old = Results.from_dict(old.to_dict() | {"options": {"start": 0.4}, "regime": {"lr": 0.1}})
+
+    def newer(**values: object) -> Results:
+        return Results.from_dict(old.to_dict() | {"seed": 1} | values)
+
+    (table,) = tables([old, newer(options={"start": 0.4, "early": None, "search": []}, regime={"lr": 0.1, "mixup": 0})])
+    assert table.rows[0].seeds == 2
+    with pytest.raises(ValueError, match=r"differ in their options: \{'start': 0.4\} and .*'early': 0.7"):
+        tables([old, newer(options={"start": 0.4, "early": 0.7})])
+    with pytest.raises(ValueError, match="differ in their regime"):
+        tables([old, newer(regime={"lr": 0.1, "mixup": 0.5})])
+    own = Results.from_dict(old.to_dict() | {"method": "mine"})
+    with pytest.raises(ValueError, match="differ in their options"):
+        tables([own, Results.from_dict(own.to_dict() | {"seed": 1, "options": {"start": 0.4, "new": 1}})])
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0, "0.0"), (-0.0, "0.0"), (-20.34, "-20.3"), (1.44, "+1.4"), (-0.01, "-0.0")]
 )

@@ -65,8 +65,23 @@ class RunConfig:
             "seed": self.seed,
             "search": dataclasses.asdict(self.search),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-        return plain
+        return _plain(values)
+
+    def defaults(self) -> dict[str, Any]:
+        """What a configuration means that an older version wrote, without the fields that came later."""
+        return defaults(self.choice.method)
+
+
+def defaults(method: str | None) -> dict[str, Any]:
+    """The options of a method (none of one that is not known), regime and search of a run that says nothing of them."""
+    options = {} if method is None else Choice(method, method).all_options()
+    regime, search = dataclasses.asdict(Regime()), dataclasses.asdict(SearchSettings())
+    return _plain({"options": options, "regime": regime, "search": search})
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,8 +59,9 @@ class RunFolder:
         """Whether a run has claimed the folder."""
         return (self.path / "config.json").exists()
 
-    def claim(self, config: dict[str, Any]) -> None:
-        """Write the configuration, or check that the one that is there is the same.
+    def claim(self, config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+        """Write the configuration, or check that the one that is there is the same. What came with a later version
+        had its default before.
 
         A run that failed before it began, by an option that does not exist, say, leaves nothing that counts.
         """
@@ -69,7 +70,9 @@ class RunFolder:
             (self.path / "environment.json").unlink(missing_ok=True)
             write_json(file, config)
             return
-        if different := differences(json.loads(file.read_text()), config):
+        there = json.loads(file.read_text())
+        there |= {name: defaults[name] | there[name] for name in defaults.keys() & there.keys()}
+        if different := differences(there, config):
             raise OtherConfiguration(
                 f"{self.path} holds a run with another configuration ({'; '.join(different)}); "
                 "choose another --out or name, or delete that folder"

@@ -89,7 +89,7 @@ def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
     if not folder.begun():
         return None
     with folder.locked():
-        folder.claim(config.to_dict())
+        folder.claim(config.to_dict(), config.defaults())
         results = folder.results()
     if results is not None:
         watch.run_done(config, results, True)
@@ -133,7 +133,7 @@ def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario],
     """One run, from its beginning or from where it was stopped."""
     folder = RunFolder(out / config.folder)
     with folder.locked():
-        folder.claim(config.to_dict())
+        folder.claim(config.to_dict(), config.defaults())
         finished = folder.results()
         if finished is not None:
             watch.run_done(config, finished, True)

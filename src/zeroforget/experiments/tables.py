@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zeroforget.experiments import paper
 from zeroforget.experiments.results import Results, deviation, mean
@@ -158,11 +159,24 @@ def _check_alike(method: str, runs: Sequence[Results]) -> None:
         raise ValueError(f"method '{method}' is there twice with one seed ({sorted(seeds)}); give one run of each")
     for other in runs[1:]:
         for name in ("options", "regime", "tasks"):
-            if getattr(other, name) != getattr(runs[0], name):
+            said = getattr(other, name), getattr(runs[0], name)
+            if said[0] != said[1] and _in_force(other, name) != _in_force(runs[0], name):
                 raise ValueError(
                     f"the runs of '{method}' with seeds {runs[0].seed} and {other.seed} differ in their {name}: "
-                    f"{getattr(runs[0], name)} and {getattr(other, name)}; they cannot share a row"
+                    f"{said[1]} and {said[0]}; they cannot share a row"
                 )
+
+
+def _in_force(results: Results, name: str) -> Any:
+    """A part of a run's configuration; what came with a later version had its default before."""
+    from zeroforget.experiments.experiment import defaults  # seldom needed, and it brings torch with it
+    from zeroforget.methods import registry
+
+    own = getattr(results, name)
+    if not isinstance(own, dict):
+        return own
+    known = results.method if results.method in registry.names() else None
+    return defaults(known)[name] | own
 
 
 def _row(runs: Sequence[Results], average_from: int) -> Row:
