@@ -78,7 +78,7 @@ EARLY_70 = Recipe(
 
 
 def also(words: str, **changes: Any) -> Recipe:
-    """The recipe that came nearest to joint training, with one change."""
+    """The recipe that came nearest to joint training, changed."""
     return replace(EARLY_70, about=f"{EARLY_70.about}, {words}", **changes)
 
 

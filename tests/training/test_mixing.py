@@ -122,7 +122,7 @@ def test_training_mixes_validation_does_not_and_a_resumed_run_ends_with_the_same
     assert log.epochs[-1].val_loss == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_the_last_epochs_are_as_if_nothing_was_ever_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_mixed_in_the_last_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     learner = method(Finetuning)
     loss = learner.loss

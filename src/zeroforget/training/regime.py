@@ -52,7 +52,7 @@ class Regime:
     mixup: float = 0.0
     """The share of training images that are blended with another one, their labels too (Zhang et al., 2018)."""
     mix_until: float = 1.0
-    """The share of the epochs in which images are mixed. In the rest, at the end, they are as they are tested."""
+    """The share of the epochs in which images are mixed. In the rest, at the end, each one is itself alone."""
     clip: float | None = None
     """Bound on the norm of the whole gradient."""
     precision: str = "float32"
