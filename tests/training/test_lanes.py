@@ -47,3 +47,20 @@ def test_side_by_side_as_alone(capture: bool) -> None:
         assert [epoch.loss for epoch in log.epochs] == [epoch.loss for epoch in expected.epochs]
         state = alone.state_dict()
         assert all(torch.equal(tensor, state[name]) for name, tensor in found.state_dict().items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_algorithms_are_tried_for_the_usual_batch_only() -> None:
+    task = scenario("digits/5", seed=0).tasks[0]
+    method = learner(task, 48)
+    seen: list[tuple[int, bool]] = []
+
+    def loss(x: torch.Tensor, y: torch.Tensor, index: int) -> torch.Tensor:
+        seen.append((len(x), torch.backends.cudnn.benchmark))
+        return Finetuning.loss(method, x, y, index)
+
+    method.loss = loss  # type: ignore[method-assign]
+    Fit(Regime(epochs=2, batch_size=64, device="cuda", capture=False))(method, task, 0)
+    assert {tried for size, tried in seen if size == 64} == {True}
+    assert {tried for size, tried in seen if size < 64} == {False}
+    assert not torch.backends.cudnn.benchmark

@@ -308,6 +308,8 @@ class _Loop:
         key = (self.learner.capture_key(), self.mixes) if self.captured else None
         with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
             for step, rows in enumerate(order.split(self.regime.batch_size)):
+                if len(rows) < self.regime.batch_size:  # one step an epoch: trying algorithms for its size costs more
+                    torch.backends.cudnn.benchmark = False
                 if self.regime.schedule == "cosine":
                     self.lr = self.regime.cosine(number + step / self.steps, 1 / self.steps)
                     self._set_lr()

@@ -147,7 +147,10 @@ class Regime:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """How a GPU computes while training. Evaluation stays outside: it is exact and always the same."""
+        """How a GPU computes while training; afterwards all is as it was.
+
+        Evaluation stays outside: it is exact and always the same.
+        """
         cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
         fast = self.precision == "tf32"
