@@ -3,6 +3,7 @@
 A block begins with one of these lines and ends with `<!-- end -->`; what stands between is written by this program:
 
     <!-- table results/NAME.json [--beside paper] -->       the table of accuracies
+    <!-- headline results/NAME.json ... -->                 averages of TFM and its bounds, a row for each experiment
     <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
     <!-- picture KIND results/NAME.json ... -->             averages, course or distance, see `benchmarks/pictures.py`
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
@@ -22,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures, recipes, step_tables
-from zeroforget.experiments import archive, formats, tables
+from zeroforget.experiments import archive, formats, paper, tables
 from zeroforget.experiments.results import Results
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|tuned|picture|steps|epochs|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (table|headline|tuned|picture|steps|epochs|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 FOLDER = "pictures"
 
@@ -70,6 +71,8 @@ def _body(block: str, words: list[str]) -> str:
         except pictures.Lacking as lacking:
             return f"*No picture yet: {lacking}.*"
         return f"![{title[1] if title else words[0]}]({FOLDER}/{_file(words[0], names)})"
+    if block == "headline":
+        return headline([archive.load(ROOT / name) for name in names])
     runs = archive.load(ROOT / names[0])
     if block == "tuned":
         return tuned(runs)
@@ -88,6 +91,26 @@ def _no_results(names: list[str]) -> str:
 
 def _file(kind: str, names: list[str]) -> str:
     return "-".join([*(Path(name).stem for name in names), kind]) + ".svg"
+
+
+# In short ----------------------------------------------------------------------------------------------------------
+
+
+def headline(files: list[list[Results]]) -> str:
+    """Average accuracies: the best of TFM and what it lost, the paper's, fine-tuning and joint training."""
+    head = "| experiment | TFM | forgotten | TFM in the paper | fine-tuning | joint, all data at once |"
+    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    for runs in files:
+        (table,) = tables.tables(runs)
+        found = {row.method: row.average.accuracy for row in table.rows}
+        ours = max((name for name in found if name.startswith("tfm")), key=lambda name: found[name])
+        lost = 100 * max(0.0, -min(min(run.forgetting) for run in runs if run.method == ours))
+        printed = paper.table_of(runs[0].scenario) if ours == "tfm" else None
+        theirs = printed.row("tfm") if printed else None
+        cells = (found[ours], lost, theirs and theirs.average, found.get("finetuning"), found.get("joint-scratch"))
+        figures = " | ".join("–" if cell is None else f"{cell:.1f}" for cell in cells)
+        lines.append(f"| `{runs[0].experiment}` | {figures} |")
+    return "\n".join(lines)
 
 
 # What was tuned ----------------------------------------------------------------------------------------------------

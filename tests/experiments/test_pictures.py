@@ -88,6 +88,13 @@ def test_half_of_the_results_is_half_of_the_page(tmp_path: Path, monkeypatch: py
     assert list(fill_docs.drawn(page.format("averages"))) == ["some-averages.svg"]
 
 
+def test_the_headline_has_the_best_of_tfm_and_what_it_lost() -> None:
+    best = results("tfm-early", 0, [[0.9], [0.85, 0.95]])
+    joint = results("joint-scratch", 0, [[0.5], [0.96, 0.98]])
+    last = fill_docs.headline([[results("tfm", 0, [[0.8], [0.8, 0.9]]), best, joint]]).splitlines()[-1]
+    assert last.endswith("| 90.0 | 5.0 | – | – | 97.0 |")
+
+
 def test_no_figure_where_there_are_no_results() -> None:
     blocks = ("table results/none.json --beside paper", "tuned results/none.json", "picture averages results/none.json")
     for block in blocks:
