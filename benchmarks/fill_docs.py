@@ -11,7 +11,8 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
     <!-- ratios results/NAME.json -->                       what `make bench` measured
 
-A file of results that is not there yet is said to be missing; no figure is ever written by hand.
+`--with=results/OTHER.json:METHOD` adds that method's runs, which must be of the same scenario, network and regime, to a
+table, to what was tuned, or to a picture of one file. A file of results that is not there yet is said to be missing; no figure is ever written by hand.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures, recipes, step_tables
 from zeroforget.experiments import archive, formats, paper, tables
 from zeroforget.experiments.results import Results
+from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
@@ -42,19 +45,25 @@ def drawn(text: str) -> dict[str, str]:
     """The pictures of a page: file name to SVG."""
     found: dict[str, str] = {}
     for match in BLOCK.finditer(text):
-        kind, *names = match[3].split()
+        kind, *words = match[3].split()
+        names = _names(words)
         if match[2] == "picture" and not _missing(names):
             with suppress(pictures.Lacking):  # the page says what
-                found[_file(kind, names)] = _picture(kind, names)
+                found[_file(kind, names)] = _picture(kind, words)
     return found
 
 
-def _picture(kind: str, names: list[str]) -> str:
-    return pictures.PICTURES[kind](*(archive.load(ROOT / name) for name in names))
+def _names(words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith("results/")]
+
+
+def _picture(kind: str, words: list[str]) -> str:
+    first, *others = _names(words)
+    return pictures.PICTURES[kind](_runs(first, words), *(archive.load(ROOT / name) for name in others))
 
 
 def _body(block: str, words: list[str]) -> str:
-    names = [word for word in words if word.startswith("results/")]
+    names = _names(words)
     if missing := _missing(names):
         return _no_results(missing)
     measured = {
@@ -67,16 +76,33 @@ def _body(block: str, words: list[str]) -> str:
         return measured[block]([ROOT / name for name in names])
     if block == "picture":
         try:
-            title = re.search("<title>(.*?)</title>", _picture(words[0], names))
+            title = re.search("<title>(.*?)</title>", _picture(words[0], words))
         except pictures.Lacking as lacking:
             return f"*No picture yet: {lacking}.*"
         return f"![{title[1] if title else words[0]}]({FOLDER}/{_file(words[0], names)})"
     if block == "headline":
         return headline([archive.load(ROOT / name) for name in names])
-    runs = archive.load(ROOT / names[0])
+    runs = _runs(names[0], words)
     if block == "tuned":
         return tuned(runs)
     return formats.text(tables.tables(runs, beside_paper="--beside paper" in " ".join(words)), "markdown")
+
+
+def _runs(name: str, words: list[str]) -> list[Results]:
+    """Those of a file, and those of other experiments that would only be run again for it."""
+    runs = archive.load(ROOT / name)
+    found: list[Results] = []
+    for source in (word.removeprefix("--with=") for word in words if word.startswith("--with=")):
+        other, _, method = source.partition(":")
+        found += [run for run in archive.load(ROOT / other) if run.method == method]
+    for run in found:
+        if _conditions(run) != _conditions(runs[0]):
+            raise ValueError(f"{run.method} of {run.experiment} was not run as {name} was")
+    return [*(replace(run, experiment=runs[0].experiment) for run in found), *runs]
+
+
+def _conditions(run: Results) -> tuple[str, str, dict[str, Any]]:
+    return run.scenario, run.network, asdict(Regime()) | run.regime
 
 
 def _missing(names: Iterable[str]) -> list[str]:

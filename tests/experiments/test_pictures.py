@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,27 @@ def test_the_headline_has_the_best_of_tfm_and_what_it_lost() -> None:
     joint = results("joint-scratch", 0, [[0.5], [0.96, 0.98]])
     last = fill_docs.headline([[results("tfm", 0, [[0.8], [0.8, 0.9]]), best, joint]]).splitlines()[-1]
     assert last.endswith("| 90.0 | 5.0 | – | – | 97.0 |")
+
+
+def test_runs_of_another_experiment_stand_in_a_table_if_they_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill_docs, "ROOT", tmp_path)
+    base, changed = results("tfm", 0, [[0.8], [0.8, 0.9]]), results("fn-all", 0, [[0.7], [0.7, 0.9]])
+    archive.save(
+        [replace(base, experiment="first"), results("ewc", 0, [[0.6], [0.5, 0.7]])], tmp_path / "results/a.json"
+    )
+    archive.save([replace(changed, experiment="second")], tmp_path / "results/b.json")
+    for block in ("table", "tuned", "picture averages"):
+        page = f"<!-- {block} results/b.json --with=results/a.json:tfm -->\n<!-- end -->"
+        made = fill_docs.filled(page)
+        shown = made if "picture" not in block else " ".join(words(fill_docs.drawn(page)["b-averages.svg"]))
+        assert "fn-all" in shown
+        assert "TFM" in shown
+        assert "EWC" not in shown
+    archive.save([replace(changed, regime={"lr": 0.5})], tmp_path / "results/b.json")
+    with pytest.raises(ValueError, match="was not run as"):
+        fill_docs.filled(page)
 
 
 def test_no_figure_where_there_are_no_results() -> None:
