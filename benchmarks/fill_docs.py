@@ -12,7 +12,8 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- ratios results/NAME.json -->                       what `make bench` measured
 
 `--with=results/OTHER.json:METHOD` adds that method's runs, which must be of the same scenario, network and regime, to a
-table, to what was tuned, or to a picture of one file. A file of results that is not there yet is said to be missing; no figure is ever written by hand.
+table, to what was tuned, or to a picture of one file. A file of results that is not there yet is said to be missing; no
+figure is ever written by hand.
 """
 
 from __future__ import annotations
