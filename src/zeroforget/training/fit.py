@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -222,7 +222,8 @@ class _Loop:
         self.device = torch.device(self.regime.device)
         self.on_cpu = self.device.type == "cpu"
         self.save_again = -math.inf if self.on_cpu else time.perf_counter() + _PAUSE
-        self.steps = math.ceil(len(self.train_split) / self.regime.batch_size)
+        self.sizes = _sizes(len(self.train_split), self.regime.batch_size)
+        self.steps = len(self.sizes)
         self.recorded: dict[tuple[int, object], CapturedStep] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.start: dict[str, Tensor] = {}
@@ -307,8 +308,8 @@ class _Loop:
         self.mixes = self.regime.mixes(number)
         key = (self.learner.capture_key(), self.mixes) if self.captured else None
         with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
-            for step, rows in enumerate(order.split(self.regime.batch_size)):
-                if len(rows) < self.regime.batch_size:  # one step an epoch: trying algorithms for its size costs more
+            for step, rows in enumerate(order.split(self.sizes)):
+                if len(rows) != self.regime.batch_size:  # one step an epoch: trying algorithms for its size costs more
                     torch.backends.cudnn.benchmark = False
                 if self.regime.schedule == "cosine":
                     self.lr = self.regime.cosine(number + step / self.steps, 1 / self.steps)
@@ -329,7 +330,7 @@ class _Loop:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.mixes:
             x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
-        with self.learner.computing(), self.regime.autocast():
+        with self.learner.computing(), self.regime.autocast(), self._spread():
             loss = self.learner.loss(x, y.to(self.device), self.index)
         self.learner.share = None
         if self.optimizer is not None:
@@ -341,6 +342,20 @@ class _Loop:
             self.optimizer.step()
             self.learner.after_step()
         return loss.detach()
+
+    @contextmanager
+    def _spread(self) -> Iterator[None]:
+        """Batch normalization that finds one value alone says so in the task's words."""
+        try:
+            yield
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                f"task '{self.task.name}': batch normalization cannot learn from one image at a time. Give the task at "
+                f"least 2 training images (it has {len(self.train_split)}) and the regime a batch_size of at least 2 "
+                f"(it is {self.regime.batch_size})"
+            ) from error
 
     def _recorded(self, size: int, key: object) -> CapturedStep:
         """The recorded step for batches of this size; what it draws starts from the epoch's seed all the same."""
@@ -422,6 +437,14 @@ class _Loop:
         if self.optimizer is not None:
             restore_optimizer(self.optimizer, part["optimizer"], facts["optimizer"])
             self._set_lr()
+
+
+def _sizes(images: int, batch: int) -> list[int]:
+    """How many images each step sees. One that is left over joins the batch before: alone it has no spread."""
+    whole, rest = divmod(images, batch)
+    if rest == 1 and whole:
+        return [batch] * (whole - 1) + [batch + 1]
+    return [batch] * whole + [rest] * (rest > 0)
 
 
 def _resident(split: Split, device: torch.device) -> Split:
