@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,3 +258,18 @@ def test_labels_that_fit_no_class_are_an_error(tmp_path: Path) -> None:
     helpers.idx(tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", np.full(20, 11), True)
     with pytest.raises(DataError, match="label is 11"):
         load("mnist", tmp_path)
+
+
+def test_a_class_folder_whose_name_is_no_text_is_named_at_once(tmp_path: Path) -> None:
+    for name in (b"cats", b"caf\xe9"):
+        folder = Path(os.fsdecode(os.fsencode(tmp_path / "things") + b"/" + name))
+        for place in range(3):
+            helpers.picture(folder / f"{place}.jpg", place)
+    with pytest.raises(DataError, match=r"things/caf\\xe9 has a name that is not UTF-8: rename it"):
+        load_folder(tmp_path / "things", size=8)
+
+
+def test_an_image_whose_name_is_no_text_is_read(tmp_path: Path) -> None:
+    for place in range(3):
+        helpers.picture(tmp_path / "things" / "cats" / os.fsdecode(b"%d\xe9.jpg" % place), place)
+    assert_colours(load_folder(tmp_path / "things", size=8), [0, 1, 2])

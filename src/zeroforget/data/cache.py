@@ -23,6 +23,8 @@ from zeroforget.data.locks import only_one
 from zeroforget.data.places import cache_folder
 
 FORMAT = 1
+SINCE_PLAIN = 2
+"""The format of entries with files other than JPEG: 16-bit and transparent pictures were once decoded differently."""
 NAMED = 10
 
 
@@ -47,17 +49,22 @@ def mapped(path: Path) -> Tensor:
 
 def fingerprint(listing: Listing, treatment: Treatment) -> str:
     """Twenty hex digits that change whenever a file, a box or the treatment does."""
-    digest = hashlib.sha256(repr((FORMAT, treatment)).encode())
+    digest = hashlib.sha256(repr((_format(listing), treatment)).encode())
     base = str(listing.base)
     for name in listing.files:
         try:
             state = os.stat(f"{base}/{name}")  # noqa: PTH116 - a million times; Path costs thrice as much
         except OSError as error:
             raise DataError(f"{listing.base / name} is missing") from error
-        digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+        digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape"))
     if treatment.boxes and listing.boxes is not None:
         digest.update(listing.boxes.tobytes())
     return digest.hexdigest()[:20]
+
+
+def _format(listing: Listing) -> int:
+    """JPEG files have eight bits and no transparency: entries of them alone stay as good as they were."""
+    return FORMAT if all(name.lower().endswith((".jpg", ".jpeg")) for name in listing.files) else SINCE_PLAIN
 
 
 def _clear(entry: Path) -> None:
@@ -73,7 +80,7 @@ def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progr
     try:
         np.lib.format.open_memmap(aside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
         _fill(aside / "images.npy", name, listing, treatment, progress)
-        about = {"format": FORMAT, "data": name, "images": shape[0], "from": str(listing.base), "size": shape[-1]}
+        about = {"format": _format(listing), "data": name, "images": shape[0], "from": str(listing.base), "size": shape[-1]}
         (aside / "about.json").write_text(json.dumps(about) + "\n")
         aside.chmod(0o755)
         with (aside / "images.npy").open("rb+") as file:

@@ -41,7 +41,7 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
     with Image.open(path) as opened:
         if upright:
             ImageOps.exif_transpose(opened, in_place=True)
-        image = opened.convert("RGBA").convert("RGB") if opened.mode == "P" else opened.convert("RGB")
+        image = plain(opened).convert("RGB")
     width, height = image.size
     left, top, right, bottom = (round(edge) for edge in box or (0, 0, width, height - trim))
     region = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
@@ -52,6 +52,27 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
+
+
+def plain(picture: Image.Image) -> Image.Image:
+    """The picture with eight bits a channel: 16-bit and floating values are scaled, what is transparent becomes white."""
+    if picture.mode.startswith(("I", "F")):
+        values = np.nan_to_num(np.asarray(picture, dtype=np.float64))
+        top = _brightest(picture, float(values.max(initial=0)))
+        return Image.fromarray((values.clip(0, top) / top * 255).round().astype(np.uint8))
+    if picture.mode in {"RGBA", "LA", "PA", "RGBa"} or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return picture.convert("RGBA") if picture.mode == "P" else picture
+
+
+def _brightest(picture: Image.Image, largest: float) -> float:
+    """The value that stands for white. Files do not say it for every mode: then the values themselves decide."""
+    if picture.mode == "F" and largest <= 1:
+        return 1.0
+    if picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM") or largest > 255:
+        return 65535.0
+    return 255.0
 
 
 def decode_chunk(target: Bytes, first: int, items: Sequence[Item], manner: Manner) -> list[Damage]:

@@ -64,11 +64,16 @@ def matlab(path: Path, *names: str) -> tuple[Any, ...]:
 
 
 def folders(path: Path) -> list[str]:
-    """Names of the folders in a folder, sorted."""
+    """Names of the folders in a folder, sorted. They are names of classes, so they must be text."""
     if not path.is_dir():
         raise DataError(f"{path} is missing")
     with os.scandir(path) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    for name in names:
+        if any("\udc80" <= sign <= "\udcff" for sign in name):  # how Python writes bytes that are no text
+            readable = os.fsencode(name).decode(errors="backslashreplace")
+            raise DataError(f"the folder {path}/{readable} has a name that is not UTF-8: rename it")
+    return names
 
 
 def images(path: Path) -> list[str]:
