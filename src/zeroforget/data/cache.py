@@ -80,7 +80,8 @@ def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progr
     try:
         np.lib.format.open_memmap(aside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
         _fill(aside / "images.npy", name, listing, treatment, progress)
-        about = {"format": _format(listing), "data": name, "images": shape[0], "from": str(listing.base), "size": shape[-1]}
+        about = {"format": _format(listing), "data": name, "from": str(listing.base)}
+        about |= {"images": shape[0], "size": shape[-1]}
         (aside / "about.json").write_text(json.dumps(about) + "\n")
         aside.chmod(0o755)
         with (aside / "images.npy").open("rb+") as file:

@@ -55,7 +55,7 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
 
 
 def plain(picture: Image.Image) -> Image.Image:
-    """The picture with eight bits a channel: 16-bit and floating values are scaled, what is transparent becomes white."""
+    """The picture with eight bits a channel: larger and floating values are scaled, what is transparent is white."""
     if picture.mode.startswith(("I", "F")):
         values = np.nan_to_num(np.asarray(picture, dtype=np.float64))
         top = _brightest(picture, float(values.max(initial=0)))
