@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import nn
 
-_OPTIMIZERS = {name.lower(): cls for name, cls in vars(torch.optim).items() if isinstance(cls, type)}
-
-
+_UNFIT = {
+    "lbfgs": "it computes the loss several times a step",
+    "muon": "it moves matrices only, and networks have biases and convolutions too",
+    "sparseadam": "it wants sparse gradients, and those of networks are dense",
+}
+_OPTIMIZERS = {
+    name.lower(): cls
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and cls is not torch.optim.Optimizer and name.lower() not in _UNFIT
+}
 _CAPTURABLE = {"sgd", "adam", "adamw"}
-_DECOUPLED = {"adamw", "adafactor", "muon"}
+_DECOUPLED = {"adamw", "adafactor"}
+
+
+def _whole(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "a word"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (_whole, "a whole number"),
+    "float": (_number, "a finite number"),
+    "float | None": (lambda value: value is None or _number(value), "a finite number or None"),
+    "dict[str, Any]": (lambda value: isinstance(value, dict), "a table of names and values"),
+}
+"""What the fields of a regime may hold, by the type they declare."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +51,7 @@ class Regime:
     """Plain SGD at 0.05, divided by 3 after 5 epochs without a better validation loss, until below 1e-4."""
 
     optimizer: str = "sgd"
-    """Any optimizer of torch.optim, by its name in any case."""
+    """An optimizer of torch.optim, by its name in any case; LBFGS, Muon and SparseAdam cannot train networks here."""
     lr: float = 0.05
     options: dict[str, Any] = field(default_factory=dict)
     """More arguments of the optimizer, such as momentum or weight_decay."""
@@ -54,7 +81,7 @@ class Regime:
     mix_until: float = 1.0
     """The share of the epochs in which images are mixed. In the rest, at the end, each one is itself alone."""
     clip: float | None = None
-    """Bound on the norm of the whole gradient."""
+    """Bound on the norm of the whole gradient, above 0. None: no bound."""
     precision: str = "float32"
     """float32; tf32 for faster products of float32 on a GPU; bf16 for automatic mixed precision."""
     device: str = "cpu"
@@ -62,9 +89,11 @@ class Regime:
     """On a GPU, record the step as a CUDA graph where method and optimizer allow it."""
 
     def __post_init__(self) -> None:
-        if self.optimizer.lower() not in _OPTIMIZERS or self.optimizer.lower() in {"optimizer", "lbfgs"}:
-            names = ", ".join(sorted(cls.__name__ for cls in _OPTIMIZERS.values() if cls.__name__ != "Optimizer"))
-            raise ValueError(f"no optimizer '{self.optimizer}'; torch.optim has: {names} (LBFGS cannot be used here)")
+        for each in fields(self):
+            fits, kind = _KINDS[each.type]
+            if not fits(getattr(self, each.name)):
+                raise ValueError(f"{each.name} must be {kind}, not {getattr(self, each.name)!r}")
+        self._check_optimizer()
         if self.precision not in {"float32", "tf32", "bf16"}:
             raise ValueError(f"precision is 'float32', 'tf32' or 'bf16', not '{self.precision}'")
         for name, known in (("schedule", ("patience", "cosine")), ("keep", ("best", "accurate", "last"))):
@@ -88,8 +117,21 @@ class Regime:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if self.decay <= 1:
             raise ValueError(f"decay divides the learning rate, so it must be above 1, not {self.decay}")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip bounds the norm of the gradient, so it must be above 0 or None, not {self.clip}")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use device='cpu'")
+
+    def _check_optimizer(self) -> None:
+        name = self.optimizer.lower()
+        if name in _UNFIT:
+            raise ValueError(f"{self.optimizer} cannot be used here: {_UNFIT[name]}. Take sgd or adamw, for instance")
+        if name not in _OPTIMIZERS:
+            names = ", ".join(sorted(cls.__name__ for cls in _OPTIMIZERS.values()))
+            raise ValueError(f"no optimizer '{self.optimizer}'; there are: {names}")
+        known = [key for key in inspect.signature(_OPTIMIZERS[name]).parameters if key not in {"params", "lr"}]
+        if unknown := [key for key in self.options if key not in known]:
+            raise ValueError(f"options: {self.optimizer} has no '{unknown[0]}' beside lr; it has: {', '.join(known)}")
 
     @property
     def reach(self) -> float:
@@ -134,7 +176,10 @@ class Regime:
             options["fused"] = True
             if self.optimizer.lower() != "sgd":
                 options["capturable"] = True
-        optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer.lower()](list(parameters), **options)
+        try:
+            optimizer: torch.optim.Optimizer = _OPTIMIZERS[self.optimizer.lower()](list(parameters), **options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"options: {self.optimizer} does not take {self.options}: {error}") from error
         return optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
