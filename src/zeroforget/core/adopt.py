@@ -15,6 +15,7 @@ from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.oddities import refuse_uncopyable, wavers
 from zeroforget.core.subject import in_service
+from zeroforget.core.trace import in_eval
 
 
 def adopt(
@@ -119,12 +120,10 @@ def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
         for path, module in classifier.named_modules()
         if isinstance(module, nn.Linear)
     ]
-    was = classifier.training
     try:
-        with torch.no_grad():
-            out = classifier.eval()(example)
+        with torch.no_grad(), in_eval(classifier):
+            out = classifier(example)
     finally:
-        classifier.train(was)
         for handle in handles:
             handle.remove()
     if not isinstance(out, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -66,6 +67,8 @@ class Axes:
     """Axis → how many features the traced network has there, in the order the axes are written."""
     tensors: Mapping[str, tuple[Label, ...]]
     """Parameter or buffer → the label of each of its dimensions."""
+    rows: Mapping[str, int]
+    """Parameter → the dimension along which it writes features; -1 where it only meets those of others."""
     attributes: Mapping[tuple[str, str], tuple[Label, ...]]
     """(module, attribute) → the labels behind a size that the module remembers, such as a convolution's groups."""
     output: Label
@@ -157,7 +160,6 @@ def refuse(found: Axes) -> None:
 
 def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, tuple[Term, ...]]:
     """Without storage if the network lets us, which takes no time; else for real."""
-    was = net.training
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
     try:
@@ -166,10 +168,9 @@ def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, tuple[Term
         except (RuntimeError, NotImplementedError, TypeError):
             if any(p.is_meta for p in net.parameters()):
                 raise
-            return watch(net.eval(), example)
+            return watch(copy.deepcopy(net).eval(), example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        net.train(was)
 
 
 class _Found:
@@ -177,10 +178,7 @@ class _Found:
 
     def __init__(self, net: nn.Module, watcher: Watcher, care: dict[type[nn.Module], tuple[Care, str]]) -> None:
         self.net, self.watcher, self.care = net, watcher, care
-        self.names = [
-            *(n for n, _ in net.named_parameters(remove_duplicate=False)),
-            *(n for n, _ in net.named_buffers(remove_duplicate=False)),
-        ]
+        self.names = list(watcher.named)  # a buffer that the network makes as it runs is not among them
         self.unfollowed: dict[str, str] = {}
 
     def of(self, name: str) -> tuple[Term, ...]:
@@ -254,6 +252,7 @@ class _Found:
         return Axes(
             sizes=sizes,
             tensors=tensors,
+            rows=watcher.rows,
             attributes=self._attributes(names, sizes),
             output=settle(output, names),
             layers=tuple(watcher.layers),

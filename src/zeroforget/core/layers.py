@@ -119,6 +119,8 @@ class GrowingLayer(nn.Module):
         """The newest task's output, differentiable in its newborn parts."""
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
+        if not (x.is_cuda or torch.compiler.is_compiling()):  # a GPU would have to be waited for: `train` does it there
+            self.refresh()
         geometry = None
         if self._numbers is not None:
             x, geometry = self._geometry(x)
@@ -169,8 +171,9 @@ class GrowingLayer(nn.Module):
         room = self._room
         if room is None or room.covered is not norm.covered or room.weight.dtype != dtype or not _alike(room, value):
             features = value.shape[0]
-            ones, zeros = value.new_ones(features), value.new_zeros(features)
-            self._room = room = Scaling(ones, zeros, norm.covered, torch.empty_like(value, dtype=dtype))
+            with torch.inference_mode(False):  # it is kept for steps that are not
+                ones, zeros = value.new_ones(features), value.new_zeros(features)
+                self._room = room = Scaling(ones, zeros, norm.covered, torch.empty_like(value, dtype=dtype))
         norm.covered.put(room.scale.data, 0, norm.scale.data)
         norm.covered.put(room.shift.data, 0, norm.shift.data)
         return room
@@ -239,6 +242,8 @@ class GrowingNorm(nn.Module):
         super().__init__()
         self.labels = dict(labels)
         self.tasks = nn.ModuleList()
+        self.frozen = {name for name, p in plain.named_parameters(recurse=False) if not p.requires_grad}
+        """Parameters that were given as constants: they stay what they are in the first task."""
         self.given: nn.Module | None = copy.deepcopy(plain)  # what the first task starts from
         seal(self.given)
         self._model = (copy.deepcopy(plain).to("meta"),)  # only its shape of a module; in a tuple: not a submodule
@@ -259,12 +264,13 @@ class GrowingNorm(nn.Module):
             elif name == "num_batches_tracked":
                 value = torch.zeros_like(value)
             else:
-                value = _widen(value, where, task - 1, 1.0 if name in {"weight", "running_var"} else 0.0)
+                value = widen(value, where, task - 1, _fresh(name, value))
             _assign(new, name, value)
         for attribute, number in numbers.items():
             setattr(new, attribute, number)
         self.given = None
         self.tasks.append(new.train(self.training))
+        self._freeze()
 
     def __getattr__(self, name: str) -> Any:
         """What other code reads of the plain layer (`eps`, `weight`) is the newest task's."""
@@ -278,6 +284,11 @@ class GrowingNorm(nn.Module):
         like = self.tasks[-1]
         del self.tasks[-1]
         unseal(self.tasks[-1], like)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for name in self.frozen if len(self.tasks) == 1 else ():
+            self.tasks[0].get_parameter(name).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize as the newest task does."""
@@ -305,7 +316,13 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
         module._buffers[name] = value
 
 
-def _widen(value: Tensor, births: list[Tensor], keep: int, fill: float) -> Tensor:
+def _fresh(name: str, value: Tensor) -> float:
+    """What a new feature starts with: the identity, and of a parameter that only a subclass has, the mean."""
+    known = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+    return known[name] if name in known else float(value.detach().double().mean())
+
+
+def widen(value: Tensor, births: list[Tensor], keep: int, fill: float) -> Tensor:
     """The value with room for new features, which hold `fill`."""
     value = value.detach()
     if not births:

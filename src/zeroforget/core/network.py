@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core import masks as _masks
+from zeroforget.core import own
 from zeroforget.core.axes import Axes
 from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, set_tensor
 from zeroforget.core.growth import Room
@@ -75,8 +76,9 @@ class GrowingNetwork(nn.Module):
         self.extras = nn.ModuleList()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net),)
-        self.layout = layout_of(net)
+        self._channels_last = layout_of(net) == torch.channels_last
         self.body = self._convert(net)
+        self._filled = own.numbers_in(self.body, axes.tensors)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
     # What there is ---------------------------------------------------------------------------------------------
@@ -175,7 +177,8 @@ class GrowingNetwork(nn.Module):
                 tensor.begin(self._births)
             else:
                 tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
-        self._remember_buffers()
+        if self.history:
+            self.extras.append(own.kept(self.body))
         widths = self._widths(task)
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
@@ -206,7 +209,8 @@ class GrowingNetwork(nn.Module):
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
         self._resize(task - 1)
-        self._restore_buffers()
+        own.put_back(self.body, self.extras[-1])
+        del self.extras[-1]
         self.history.pop()
         self._shares.pop()
         self._cache.clear()
@@ -271,10 +275,7 @@ class GrowingNetwork(nn.Module):
 
     def _learning(self, x: Tensor) -> Tensor:
         self._inject()
-        try:
-            out: Tensor = self.heads[-1](self.body(x))
-        finally:
-            self._withdraw()
+        out: Tensor = self.heads[-1](self.body(x))
         return out
 
     @torch.no_grad()
@@ -298,7 +299,7 @@ class GrowingNetwork(nn.Module):
             head._buffers.pop(name, None)
             head.register_parameter(name, nn.Parameter(value.detach().clone()))
         whole = nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
-        return laid_out(whole, self.layout)
+        return laid_out(whole, torch.channels_last if self._channels_last else torch.contiguous_format)
 
     # Inside ----------------------------------------------------------------------------------------------------
 
@@ -308,10 +309,13 @@ class GrowingNetwork(nn.Module):
         tensors: dict[int, GrowingTensor] = {}
         made: dict[int, nn.Module] = {}
 
+        layers = {id(p) for m in body.modules() if is_layer(m) for p in m._parameters.values()}
+
         def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
             if id(parameter) not in tensors:  # tied parameters grow as one
                 full = f"{path}.{name}" if path else name
-                tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full])
+                row = 0 if id(parameter) in layers else self.axes.rows.get(full, 0)
+                tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full], row)
             return tensors[id(parameter)]
 
         for path, module in list(body.named_modules(remove_duplicate=False)):
@@ -370,15 +374,7 @@ class GrowingNetwork(nn.Module):
             if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
                 for attribute, value in self._numbers(path, module, widths).items():
                     setattr(live, attribute, value)
-                for name, buffer in live._buffers.items():
-                    if buffer is not None:
-                        live._buffers[name] = self._sized(path, name, buffer, widths)
-
-    def _sized(self, path: str, name: str, buffer: Tensor, widths: Mapping[str, int]) -> Tensor:
-        """A buffer of the user's own at these widths. One that grows holds the same number everywhere."""
-        labels = self.axes.tensors[f"{path}.{name}" if path else name]
-        shape = [label_size(label, widths) for label in labels]
-        return buffer if list(buffer.shape) == shape else buffer.flatten()[0].expand(shape).clone()
+        own.resize(self.body, self.axes.tensors, self._births, task, self._filled)
 
     def _live(self, path: str) -> nn.Module | None:
         """The live module at a path of the plain network; none for the parts of a normalization layer."""
@@ -390,7 +386,8 @@ class GrowingNetwork(nn.Module):
         return live
 
     def _inject(self) -> None:
-        """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts."""
+        """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts. They stay
+        until the next step or copy: a backward that computes activations again needs them."""
         for key, tensor in self.loose.items():
             assert isinstance(tensor, GrowingTensor)
             path, _, name = key.rpartition("/")
@@ -421,36 +418,18 @@ class GrowingNetwork(nn.Module):
                     set_tensor(module, name, tensor.at(task))
             kept = self.extras[task] if task < len(self.extras) else None
             for name, buffer in live._buffers.items():
-                if buffer is not None:
-                    value = buffer if kept is None else kept.get_buffer(_key(path, name))
-                    set_tensor(module, name, self._sized(path, name, value, widths).clone())
+                value = buffer if kept is None else kept._buffers.get(_key(path, name))
+                if value is None:
+                    module._buffers[name] = None
+                else:
+                    set_tensor(module, name, value.clone())
         for attribute, value in self._numbers(path, module, widths).items():
             setattr(module, attribute, value)
         return module
 
     def _plain_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers of the user's own modules, such as running averages that are no normalization layer's."""
-        ours = (GrowingTensor, GrowingLayer, GrowingNorm)
-        inside = {id(part) for m in self.body.modules() if isinstance(m, ours) for part in m.modules()}
-        for path, module in self.body.named_modules():
-            if id(module) not in inside:
-                for name, buffer in module._buffers.items():
-                    if buffer is not None:
-                        yield _key(path, name), buffer
-
-    def _remember_buffers(self) -> None:
-        """Keep the buffers as the task that ends leaves them: a later task may change them."""
-        if self.history:
-            kept = nn.Module()
-            for key, buffer in self._plain_buffers():
-                kept.register_buffer(key, buffer.detach().clone())
-            self.extras.append(kept)
-
-    def _restore_buffers(self) -> None:
-        kept = self.extras[-1]
-        for key, buffer in self._plain_buffers():
-            buffer.copy_(kept.get_buffer(key))
-        del self.extras[-1]
+        """Buffers of the user's own modules, by the names that they have in `extras`."""
+        return ((name.replace(".", "/"), buffer) for name, buffer in own.buffers(self.body))
 
     def _new_head(self, classes: int) -> nn.Linear:
         width = len(births_of(self.axes.output, self._births))
@@ -458,7 +437,10 @@ class GrowingNetwork(nn.Module):
         return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
 
     def _cached(self, number: int) -> nn.Module:
-        dense = self._cache.pop(number, None) or self.dense(number)
+        dense = self._cache.pop(number, None)
+        if dense is None:
+            with torch.inference_mode(False):  # else it would be of use in inference mode alone
+                dense = self.dense(number)
         self._cache[number] = dense
         while len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
@@ -470,6 +452,7 @@ class GrowingNetwork(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
+        self._withdraw()
         return self.__dict__ | {"_cache": OrderedDict()}
 
     def __repr__(self) -> str:

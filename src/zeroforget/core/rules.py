@@ -30,6 +30,8 @@ def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
         label = w.of(tensor)
         if len(label) > len(shape):
             raise Clash("the result has fewer dimensions than an operand")
+        if w.is_parameter(tensor) and tensor.numel() < outs[0].numel():
+            w.broadcasts(tensor)
         for i, term in enumerate(label, start=len(shape) - len(label)):
             if size(term) == 1 != shape[i]:
                 fix(term)

@@ -23,6 +23,9 @@ class GrowingTensor(nn.Module):
 
     Two of its dimensions at most grow: `row` and `col` (of a weight: outputs and inputs). The newborn part is then an
     L: `rows`, new along `row`; and `cols`, old along `row` but new along `col`.
+
+    `row` is the dimension along which it writes features; -1 if it writes none but has a number for each one of others,
+    as a gain has.
     """
 
     value: Tensor
@@ -30,15 +33,20 @@ class GrowingTensor(nn.Module):
     rows: nn.Parameter | None
     cols: nn.Parameter | None
 
-    def __init__(self, initial: Tensor, labels: tuple[Label, ...]) -> None:
+    def __init__(self, initial: Tensor, labels: tuple[Label, ...], row: int = 0) -> None:
         super().__init__()
         self.labels = labels or (1,)
         self.scalar = not labels
         growing = [d for d, label in enumerate(self.labels) if any(axis_names(label))]
         if len(growing) > 2:
             raise ValueError(f"a parameter of shape {tuple(initial.shape)} grows along more than two dimensions")
-        others = [d for d in growing if d != 0]
-        self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (0, others[0] if others else -1)
+        self.mixes = row >= 0 and initial.dim() >= 2
+        """Whether it sums over inputs: the fewer there are, the larger its values."""
+        row = row if row >= 0 else growing[0] if growing else 0
+        others = [d for d in growing if d != row]
+        self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (row, others[0] if others else -1)
+        self.frozen = not initial.requires_grad
+        """Whether it was given as a constant: what it holds stays, and what is born later learns."""
         self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
         self.register_parameter("rows", None)
         self.register_parameter("cols", None)
@@ -114,7 +122,8 @@ class GrowingTensor(nn.Module):
             new_in=Places.where(cols == task) if self.col >= 0 and task > 0 else Places.where(cols < 0),
         )
         # At task 0 everything along `row` is new, fixed sizes included.
-        self.rows = self._newborn(self.block.new_out.take(self.value, self.row))
+        given = task == 0 and self.frozen
+        self.rows = None if given else self._newborn(self.block.new_out.take(self.value, self.row))
         self.cols = None
         if self.col >= 0 and len(self.block.new_in) and len(self.block.old_out):
             part = self.block.old_out.take(self.value, self.row)
@@ -136,12 +145,12 @@ class GrowingTensor(nn.Module):
     # Values ----------------------------------------------------------------------------------------------------
 
     def _inputs(self) -> int:
-        return max(1, self.value.numel() // self.value.shape[0])
+        return max(1, self.value.numel() // self.value.shape[self.row]) if self.mixes else 1
 
     def _fill(self, value: Tensor) -> None:
         """Fresh values with the spread of the given network: weights around zero, other parameters around theirs."""
         spread, center, inputs = self.fresh.tolist()
-        if value.dim() >= 2:
+        if self.mixes:
             value.normal_(0.0, spread * math.sqrt(inputs / self._inputs()))
         else:
             value.normal_(center, spread)
@@ -158,7 +167,8 @@ class GrowingTensor(nn.Module):
             return self.value
         if self._low is None or self._low.dtype != dtype or self._low.device != self.value.device:
             self.sync()
-            self._low = self.value.to(dtype)
+            with torch.inference_mode(False):  # it is kept for steps that are not
+                self._low = self.value.to(dtype)
         else:
             self._write(self._low.data)
         return self._low
@@ -182,7 +192,10 @@ class GrowingTensor(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingTensor:
         self._forget_low()
+        fresh = self.fresh
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.fresh.dtype != fresh.dtype:  # facts, not weights: they keep their precision
+            self.fresh = fresh.to(self.fresh.device)
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,85 @@
+"""Buffers of a user's own modules: running averages that are no normalization layer's, tables, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from zeroforget.core.labels import Label, axis_names, births_of
+from zeroforget.core.layers import GrowingLayer, GrowingNorm, widen
+from zeroforget.core.tensors import GrowingTensor
+
+Labels = Mapping[str, tuple[Label, ...]]
+
+
+def owners(body: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are the user's own, with their paths."""
+    ours = (GrowingTensor, GrowingLayer, GrowingNorm)
+    inside = {id(part) for m in body.modules() if isinstance(m, ours) for part in m.modules()}
+    for path, module in body.named_modules():
+        if id(module) not in inside:
+            yield path, module
+
+
+def buffers(body: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of each buffer that is there."""
+    for path, module in owners(body):
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield joined(path, name), buffer
+
+
+def numbers_in(body: nn.Module, labels: Labels) -> dict[str, float]:
+    """Of the buffers that grow, the number that each holds over and over; new features start with it."""
+    return {
+        name: buffer.flatten()[0].item()
+        for name, buffer in buffers(body)
+        if buffer.numel() and not buffer.is_meta and _grows(labels.get(name, ()))
+    }
+
+
+def resize(body: nn.Module, labels: Labels, births: Mapping[str, Tensor], task: int, fill: Mapping[str, float]) -> None:
+    """Make room in the buffers for what is born with a task; old features keep their values.
+
+    One whose shape is not what it was given (a table that its module made anew for longer inputs) stays as it is.
+    """
+    for path, module in owners(body):
+        for name, buffer in module._buffers.items():
+            full = joined(path, name)
+            own = labels.get(full, ())
+            if buffer is None or not _grows(own) or full not in fill:
+                continue
+            along = [births_of(label, births) for label in own]
+            if task == 0:
+                module._buffers[name] = buffer.new_full([len(each) for each in along], fill[full])
+            elif list(buffer.shape) == [int((each < task).sum()) for each in along]:
+                module._buffers[name] = widen(buffer, along, task - 1, fill[full])
+
+
+def kept(body: nn.Module) -> nn.Module:
+    """A copy of all buffers as they are: a later task may change them."""
+    copy = nn.Module()
+    for name, buffer in buffers(body):
+        copy.register_buffer(name.replace(".", "/"), buffer.detach().clone())
+    return copy
+
+
+def put_back(body: nn.Module, copy: nn.Module) -> None:
+    """All buffers as they were; one that was not there then is not there again."""
+    for path, module in owners(body):
+        for name in module._buffers:
+            value = copy._buffers.get(joined(path, name).replace(".", "/"))
+            module._buffers[name] = None if value is None else value.clone()
+
+
+def joined(path: str, name: str) -> str:
+    """A tensor's full name."""
+    return f"{path}.{name}" if path else name
+
+
+def _grows(labels: tuple[Label, ...]) -> bool:
+    return any(any(axis_names(label)) for label in labels)
+
+
+__all__ = ["buffers", "joined", "kept", "numbers_in", "owners", "put_back", "resize"]
