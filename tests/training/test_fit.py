@@ -153,6 +153,55 @@ def test_divergence_says_what_when_and_what_to_try_and_changes_nothing(cls: type
     assert math.isfinite(log.epochs[-1].loss)
 
 
+@pytest.mark.parametrize("schedule", ["patience", "cosine"])
+def test_the_last_weights_are_not_kept_if_the_last_step_ruined_them(schedule: str) -> None:
+    learner = method()
+    state = {k: v.clone() for k, v in learner.state_dict().items()}
+    regime = Regime(lr=1e30, epochs=1, batch_size=54, schedule=schedule, keep="last")
+    with pytest.raises(
+        Diverged, match=r"the validation loss became inf in epoch 1, step 1 of 1, at learning rate 1e\+30"
+    ):
+        learner.learn(task(), Fit(regime))
+    assert all(torch.equal(v, state[k]) for k, v in learner.state_dict().items())
+
+
+@pytest.mark.parametrize(("keep", "ends"), [("best", True), ("accurate", True), ("last", False)])
+@pytest.mark.parametrize("worst", [math.inf, math.nan])
+def test_a_validation_loss_that_cannot_be_counted_only_matters_where_it_is_kept(
+    keep: str, ends: bool, worst: float
+) -> None:
+    class Sure(Scripted):
+        """The more it is lost, the more it gets right."""
+
+        def score(self, predictor: object, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
+            losses = super().score(predictor, x, y, task)[0]
+            return losses, ~losses.isfinite()
+
+    for script, sound in (([2.0, worst, 3.0], True), ([2.0, 3.0, worst], ends)):
+        learner = method(Sure)
+        assert isinstance(learner, Sure)
+        learner.script = script
+        if sound:
+            log = learner.learn(task(), Fit(Regime(epochs=3, keep=keep)))
+            assert log.best == (2 if keep == "last" else 0)
+        else:
+            with pytest.raises(Diverged, match="validation loss became inf in epoch 3"):
+                learner.learn(task(), Fit(Regime(epochs=3, keep=keep)))
+
+
+def test_last_weights_that_are_infinite_are_not_kept_even_if_no_validation_image_tells() -> None:
+    class Dead(Scripted):
+        def after_step(self) -> None:
+            with torch.no_grad():
+                self.get_parameter("net.0.bias").fill_(-math.inf)
+
+    learner = method(Dead)
+    assert isinstance(learner, Dead)
+    learner.script = [1.0]
+    with pytest.raises(Diverged, match="a weight became -inf in epoch 1"):
+        learner.learn(task(), Fit(Regime(epochs=1, keep="last", batch_size=54)))
+
+
 def test_bad_data_is_refused_before_anything_changes() -> None:
     good = task()
     images = good.train.images.clone()

@@ -46,7 +46,7 @@ def test_whole_numbers_will_do_for_any_number() -> None:
 def test_optimizers_that_cannot_train_a_network_say_why(name: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be used here: .*{why}.*sgd or adamw"):
         Regime(optimizer=name)
-    with pytest.raises(ValueError, match="no optimizer 'sdg'; there are: .*Adam, AdamW, ") as unknown:
+    with pytest.raises(ValueError, match=r"no optimizer 'sdg'; there are: .*Adam, AdamW, ") as unknown:
         Regime(optimizer="sdg")
     assert name.lower() not in str(unknown.value).lower()
 

@@ -87,7 +87,7 @@ class FitLog:
         best = self.epochs[self.best] if self.best >= 0 else None
         if keep == "last":
             better = True
-        elif best is None:
+        elif best is None or not math.isfinite(epoch.val_loss):
             better = math.isfinite(epoch.val_loss)
         elif keep == "accurate":
             better = (epoch.val_accuracy, -epoch.val_loss) > (best.val_accuracy, -best.val_loss)
@@ -286,13 +286,19 @@ class _Loop:
         if self.log.add(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds), self.regime.keep):
             self.best = _copy(self.learner.moving())
         by_patience = self.regime.schedule == "patience"
-        if by_patience and self.waited >= self.regime.patience:
-            self.lr, self.waited = self.lr / self.regime.decay, 0
-            self._set_lr()
-        if by_patience and self.lr < self.regime.min_lr:
+        plateau = by_patience and self.waited >= self.regime.patience
+        lr = self.lr / self.regime.decay if plateau else self.lr
+        if by_patience and lr < self.regime.min_lr:
             self.log.stopped = "learning rate below its bound"
         elif number + 1 >= self.regime.epochs:
             self.log.stopped = "all epochs done"
+        if self.log.stopped and self.regime.keep == "last":
+            self._check(val_loss, number, self.steps - 1, "the validation loss")
+            for ruined in (p.detach()[~p.isfinite()] for p in self.parameters):
+                self._check(float(ruined[0]) if len(ruined) else 0.0, number, self.steps - 1, "a weight")
+        if plateau:
+            self.lr, self.waited = lr, 0
+            self._set_lr()
         self._report(number, self.steps)
         self._save()
 
@@ -376,11 +382,11 @@ class _Loop:
             total += torch.stack([losses.double().sum(), correct.double().sum()])
         return total / len(self.val_split)
 
-    def _check(self, loss: float, epoch: int, step: int) -> None:
+    def _check(self, loss: float, epoch: int, step: int, what: str = "the loss") -> None:
         if math.isfinite(loss):
             return
         raise Diverged(
-            f"task '{self.task.name}': the loss became {loss} in epoch {epoch + 1}, step {step + 1} of {self.steps}, "
+            f"task '{self.task.name}': {what} became {loss} in epoch {epoch + 1}, step {step + 1} of {self.steps}, "
             f"at learning rate {self.lr:g}. Try a lower lr, clip=1.0 to bound the gradient"
             + (", or precision='float32'" if self.regime.precision == "bf16" else "")
             + ". What was learned before this task is unchanged."
