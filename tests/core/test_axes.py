@@ -263,12 +263,12 @@ def test_networks_that_are_no_feature_extractors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must return \(batch, features\)"):
         grow(nn.Conv2d(3, 4, 3), IMAGES)
 
-    class Pair(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return x, super().forward(x)
 
     with pytest.raises(ValueError, match="one tensor"):
-        grow(Pair(), ROWS)
+        grow(Pair(ROWS.shape[1], 4), ROWS)
 
 
 def test_keep_checks_its_names() -> None:

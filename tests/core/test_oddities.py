@@ -169,6 +169,41 @@ def test_messages_say_what_about_the_network_is_odd() -> None:
         adopt(broken, X)
 
 
+def test_what_is_no_network_or_no_batch() -> None:
+    for take in (grow, adopt):
+        for example in ((X,), X.numpy(), X[:0], X[0]):
+            with pytest.raises(ValueError, match="example must be"):
+                take(Odd(), example)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"torch.nn.Module, not"):
+            take(abs, X)  # type: ignore[arg-type]
+        with pytest.raises(CannotGrow, match="the example holds NaN"):
+            take(Odd(), X * torch.nan)
+        with pytest.raises(CannotGrow, match="no parameters"):
+            take(nn.Sequential(nn.ReLU()), X)
+    whole = Odd()
+    whole.count = nn.Parameter(torch.tensor([2]), requires_grad=False)
+    with pytest.raises(CannotGrow, match=r"'count' is of torch.int64.*register_buffer"):
+        grow(whole, X)
+    broken = Odd()
+    broken.a.weight.data[0, 0] = torch.nan
+    with pytest.raises(CannotGrow, match=r"'a.weight' holds NaN"):
+        grow(broken, X)
+
+
+def test_a_network_of_normalization_alone_learns() -> None:
+    net = grow(nn.BatchNorm1d(X.shape[1]), X)
+    net.add_task("one", 2)
+    assert net(X, "one").shape == (len(X), 2)
+
+
+def test_an_input_that_does_not_fit_is_told_why() -> None:
+    net = grow(nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.randn(2, 3, 8, 8))
+    net.add_task("one", 2)
+    assert net.eval()(torch.randn(2, 3, 12, 12), "one").shape == (2, 2)
+    with pytest.raises(ValueError, match=r"does not fit.*double"):
+        net(torch.randn(2, 3, 12, 12).double(), "one")
+
+
 def test_arguments_that_cannot_be_meant() -> None:
     with pytest.raises(ValueError, match=r"keep=\['a'\]"):
         grow(Odd(), X, keep="a")

@@ -159,6 +159,21 @@ def test_what_only_a_subclass_of_a_normalization_has_starts_at_its_mean() -> Non
     assert torch.equal(net.dense("b").get_parameter("features.1.gain"), torch.full((12,), 2.0))
 
 
+def test_directions_and_lengths_grow() -> None:
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm
+    x = torch.randn(6, 3, 6, 6)
+    plain = nn.Sequential(normed(nn.Conv2d(3, 16, 3)), nn.ReLU(), nn.Flatten(), normed(nn.Linear(256, 8)))
+    net = grow(plain, x, start=0.5)
+    net.add_task("a", 3)
+    train(net, x)
+    was, before = net(x, "a"), net.dense("a").get_submodule("features")(x)
+    net.add_task("b", 3, 0.25)
+    assert torch.allclose(net.dense("b").get_submodule("features")(x)[:, :4], before, atol=1e-5)
+    train(net, x)
+    assert torch.equal(net(x, "a"), was)
+
+
 def test_a_running_mean_keeps_what_it_learned() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 12) * 3 + 2

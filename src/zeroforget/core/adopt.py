@@ -13,7 +13,7 @@ from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import refuse_uncopyable, wavers
+from zeroforget.core.oddities import check_given, wavers
 from zeroforget.core.subject import in_service
 from zeroforget.core.trace import in_eval
 
@@ -49,7 +49,7 @@ def adopt(
         CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
         ValueError: an argument is out of range.
     """
-    refuse_uncopyable(classifier)
+    check_given(classifier, example)
     example = plain_layout(example)
     features, head = split_head(classifier, example)
     if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):

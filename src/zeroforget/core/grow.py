@@ -12,7 +12,7 @@ from zeroforget.core.axes import Axes, CannotGrow
 from zeroforget.core.growth import Room, count_weights
 from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import refuse_uncopyable, unused
+from zeroforget.core.oddities import check_given, unused
 from zeroforget.core.proof import proven_axes
 
 
@@ -52,10 +52,10 @@ def grow(
         CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
         ValueError: an argument is out of range.
     """
-    check_growth(start, fn, bridge, unknown, example)
+    check_growth(start, fn, bridge, unknown)
     if isinstance(keep, str):
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
-    refuse_uncopyable(net)
+    check_given(net, example)
     example = plain_layout(example)
     axes = proven_axes(net, example, keep=keep, unknown=unknown)
     if not axes.sizes and start < 1:
@@ -74,7 +74,7 @@ def grow(
     return GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
 
 
-def check_growth(start: float, fn: str, bridge: str, unknown: str, example: Tensor) -> None:
+def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
     """ValueError for arguments that are out of range."""
     if not 0 < start <= 1:
         raise ValueError(f"start is a share of the full network, above 0 and at most 1, not {start}")
@@ -84,8 +84,6 @@ def check_growth(start: float, fn: str, bridge: str, unknown: str, example: Tens
         raise ValueError(f"bridge is 'zero' or 'random', not '{bridge}'")
     if unknown not in {"refuse", "keep"}:
         raise ValueError(f"unknown is 'refuse' or 'keep', not '{unknown}'")
-    if example.dim() < 2:
-        raise ValueError(f"example must be a batch of inputs, not a tensor of shape {tuple(example.shape)}")
 
 
 def _warn_of_unused(net: nn.Module, example: Tensor) -> None:

@@ -264,13 +264,15 @@ class GrowingNetwork(nn.Module):
                 out = self.dense(number)(x)
             else:
                 out = self._cached(number)(x)
-        except RuntimeError as error:
-            if tuple(x.shape[1:]) != self.shape:
-                expected = ", ".join(map(str, ("batch", *self.shape)))
-                raise ValueError(
-                    f"input of shape {tuple(x.shape)} does not fit; the network takes ({expected})"
-                ) from error
+        except torch.OutOfMemoryError:
             raise
+        except RuntimeError as error:
+            if tuple(x.shape[1:]) == self.shape:
+                raise
+            expected, why = ", ".join(map(str, ("batch", *self.shape))), str(error).partition("\n")[0]
+            raise ValueError(
+                f"input of shape {tuple(x.shape)} does not fit; the network takes ({expected}): {why}"
+            ) from error
         return out
 
     def _learning(self, x: Tensor) -> Tensor:
@@ -433,7 +435,8 @@ class GrowingNetwork(nn.Module):
 
     def _new_head(self, classes: int) -> nn.Linear:
         width = len(births_of(self.axes.output, self._births))
-        like = next(self._tensors()).value
+        held = [*(tensor.value for tensor in self._tensors()), *self.body.parameters()]
+        like = held[0] if held else torch.empty(0)
         return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
 
     def _cached(self, number: int) -> nn.Module:

@@ -11,6 +11,28 @@ from zeroforget.core.trace import in_eval, without_caches
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 
 
+def check_given(net: nn.Module, example: Tensor) -> None:
+    """ValueError for what is no network, no batch of inputs, or holds no numbers to compute with."""
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"the network must be a torch.nn.Module, not {type(net).__name__}")
+    if not isinstance(example, Tensor):
+        raise ValueError(
+            f"example must be one tensor, a batch of inputs, not {type(example).__name__}: of an array make one with "
+            "torch.as_tensor; wrap a network of several inputs in a module that takes one"
+        )
+    if example.dim() < 2 or not len(example):
+        raise ValueError(f"example must be a batch of inputs, not a tensor of shape {tuple(example.shape)}")
+    own = {f"parameter '{name}'": p for name, p in net.named_parameters()}
+    if not own:
+        raise CannotGrow("the network has no parameters, so there is nothing to learn and nothing to grow")
+    for name, tensor in (own | {"the example": example}).items():
+        if name in own and not tensor.is_floating_point():
+            raise CannotGrow(f"{name} is of {tensor.dtype}, which cannot learn: make it a buffer with register_buffer")
+        if not tensor.is_meta and not bool(tensor.isfinite().all()):
+            raise CannotGrow(f"{name} holds NaN or infinity: nothing could be proved of what comes out")
+    refuse_uncopyable(net)
+
+
 def refuse_uncopyable(net: nn.Module) -> None:
     """Raise CannotGrow for a network of which no copy can be made: proof and growth begin with one."""
     for path, module in net.named_modules():
@@ -18,10 +40,10 @@ def refuse_uncopyable(net: nn.Module) -> None:
             name = type(hook).__name__
             if type(hook).__module__.startswith("torch.nn.utils.") and name in {"WeightNorm", "SpectralNorm"}:
                 kind = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[name]
+                other = f" first, or use torch.nn.utils.parametrizations.{kind}" if kind == "weight_norm" else ""
                 raise CannotGrow(
                     f"module '{path}' computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
-                    f"of now with torch.nn.utils.remove_{kind}(module) first, or use "
-                    f"torch.nn.utils.parametrizations.{kind} instead"
+                    f"of now with torch.nn.utils.remove_{kind}(module){other}"
                 )
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:

@@ -127,6 +127,18 @@ def _transposed(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
     return [(*x[: len(x) - 1 - len(kernel)], out, *outs[0].shape[-len(kernel) :])]
 
 
+@rule("_weight_norm")
+def _normed_weight(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    """A direction with a length for each feature: zeros that new inputs bring do not change an old one's length."""
+    direction, length = w.of(given["v"]), w.of(given["g"])
+    dim = dimension(given.get("dim", 0), len(direction))
+    if size(length[dim]) != size(direction[dim]) or dim != 0:
+        raise Clash("a length that is not that of each output")
+    unify(direction[0], length[0])
+    w.broadcasts(given["g"])
+    return [direction]
+
+
 @rule("embedding")
 def _embedding(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     words, out = w.of(given["weight"])
