@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from torch import nn
@@ -13,6 +11,7 @@ from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.training import Fit, Regime
 from zeroforget.training.graphs import lanes
+from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
 
@@ -43,7 +42,7 @@ def test_side_by_side_as_alone(capture: bool) -> None:
     assert torch.equal(torch.cuda.get_rng_state(), before)
     for phase, (width, found, log) in enumerate(zip(widths, together, logs, strict=True)):
         alone = learner(task, width)
-        expected = Fit(regime, _phases=Counter({0: phase}))(alone, task, 0)
+        expected = Fit(regime, _phases=Phases({0: phase}))(alone, task, 0)
         assert [epoch.loss for epoch in log.epochs] == [epoch.loss for epoch in expected.epochs]
         state = alone.state_dict()
         assert all(torch.equal(tensor, state[name]) for name, tensor in found.state_dict().items())

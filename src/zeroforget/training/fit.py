@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from zeroforget.training.clip import clip
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.graphs import CapturedStep, Lane, lanes, settle
 from zeroforget.training.mixing import mix
+from zeroforget.training.phases import Phases
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
 
@@ -135,9 +135,9 @@ Turns = Callable[[list[FitLog]], Iterable[int]]
 class Fit:
     """Trains a method on a task under one regime: `fit(method, task, index)`.
 
-    Everything random follows from `seed`. With a `folder`, each epoch leaves a checkpoint there and a second run of the
-    same calls goes on from the last finished one. `progress` hears of each epoch and, in between, of steps, `pause`
-    seconds apart.
+    Everything random follows from `seed`. With a `folder`, each epoch leaves a checkpoint there. A second run of the
+    same calls, or a second try with the same `Fit` after an interruption, goes on from the last finished one.
+    `progress` hears of each epoch and, in between, of steps, `pause` seconds apart.
     """
 
     regime: Regime = field(default_factory=Regime)
@@ -145,7 +145,7 @@ class Fit:
     progress: Callable[[Progress], None] | None = None
     folder: Path | None = None
     pause: float = 0.0
-    _phases: Counter[int] = field(default_factory=Counter)
+    _phases: Phases = field(default_factory=Phases, repr=False, compare=False)
 
     def __call__(self, learner: Learner, task: Task, index: int, **changes: Any) -> FitLog:
         """Train; `changes` override parts of the regime for this call only, such as lr=0.005."""
@@ -162,9 +162,10 @@ class Fit:
         regime = replace(self.regime, **changes)
         device = torch.device(regime.device)
         splits = _resident(task.train, device), _resident(task.val, device)
+        numbers = self._phases.take(learners, index)
         loops = [
-            _Loop(self, regime, learner, task, index, self._next(index), *splits, lane)
-            for learner, lane in zip(learners, lanes(device, len(learners)), strict=True)
+            _Loop(self, regime, learner, task, index, phase, *splits, lane)
+            for learner, phase, lane in zip(learners, numbers, lanes(device, len(learners)), strict=True)
         ]
         try:
             for loop in loops:
@@ -184,17 +185,16 @@ class Fit:
                     for loop in abreast:
                         loop.land()
             return [loop.finish() for loop in loops]
-        except BaseException:  # Ctrl-C included: nobody is left with half-trained weights
+        except BaseException as error:  # Ctrl-C included: nobody is left with half-trained weights
+            if isinstance(error, Diverged):
+                self._phases.forget(index)
+            else:
+                self._phases.give_back(numbers, index)
             for loop in loops:
                 loop.undo()
             raise
         finally:
             settle(device)
-
-    def _next(self, index: int) -> int:
-        """The number of this phase of a task's training."""
-        self._phases[index] += 1
-        return self._phases[index] - 1
 
 
 @dataclass
@@ -213,7 +213,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         folder = self.fit.folder
-        self.file = None if folder is None else Checkpoint(folder / f"phase-{self.phase:03d}.safetensors")
+        self.file = None if folder is None else Checkpoint(folder / self._name(self.index))
         self.log = FitLog()
         self.lr = self.regime.lr
         self.best_loss = math.inf
@@ -227,6 +227,10 @@ class _Loop:
         self.recorded: dict[tuple[int, object], CapturedStep] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.start: dict[str, Tensor] = {}
+
+    def _name(self, index: int) -> str:
+        """The checkpoint's. The first task's is what earlier versions called that of any task."""
+        return f"phase-{self.phase:03d}" + (f"-task-{index:03d}" if index else "") + ".safetensors"
 
     def begin(self) -> None:
         """Make the optimizer, and go to where an interrupted run stopped."""
@@ -423,13 +427,15 @@ class _Loop:
             state, numbers = optimizer_tensors(self.optimizer)
             tensors |= {f"optimizer/{n}": t for n, t in state.items()}
         facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "optimizer": numbers}
-        self.file.save(tensors, facts | {"log": self.log.to_dict()})
+        self.file.save(tensors, facts | {"task": self.index, "log": self.log.to_dict()})
         ended = time.perf_counter()
         self.save_again = ended if self.on_cpu else ended + max(_PAUSE, 9 * (ended - began))
 
     def _resume(self) -> None:
-        saved = None if self.file is None else self.file.load()
-        if saved is None:
+        if self.file is None:
+            return
+        saved = self.file.load() or Checkpoint(self.file.path.with_name(self._name(0))).load()
+        if saved is None or saved[1].get("task", self.index) != self.index:
             return
         tensors, facts = saved
         part: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
@@ -467,7 +473,8 @@ def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _restore(tensors: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    if missing := sorted(tensors.keys() ^ saved.keys()):
-        raise ValueError(f"the checkpoint belongs to another network: {', '.join(missing[:4])} do not match")
+    kinds = [{name: (tensor.shape, tensor.dtype) for name, tensor in each.items()} for each in (tensors, saved)]
+    if other := sorted({name for name, _ in kinds[0].items() ^ kinds[1].items()}):
+        raise ValueError(f"the checkpoint belongs to another network: {', '.join(other[:4])} do not match")
     for name, tensor in tensors.items():
         tensor.copy_(saved[name])

@@ -1,0 +1,178 @@
+"""Checkpoints in a folder: tasks do not mix, another try goes on, files of earlier versions and of others are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tests.training.test_fit import task
+from zeroforget.methods import Method
+from zeroforget.methods.registry import build
+from zeroforget.training import Diverged, Fit, Progress, Regime
+from zeroforget.training.phases import Phases
+from zeroforget.training.seeding import seeded
+
+REGIME = Regime(lr=0.05, epochs=3, batch_size=54)
+METHODS: dict[str, dict[str, Any]] = {
+    "finetuning": {},
+    "packnet": {},
+    "progress-compress": {},
+    "tfm": {"search": [0.0, 0.1], "search_start": [0.5, 0.6]},
+}
+
+
+class Stop(Exception):
+    pass
+
+
+def at(index: int, phase: int, epoch: int) -> Callable[[Progress], None]:
+    """Stops the first time that it is there."""
+    come = []
+
+    def stop(progress: Progress) -> None:
+        if (progress.index, progress.phase, progress.epoch) == (index, phase, epoch) and not come:
+            come.append(progress)
+            raise Stop
+
+    return stop
+
+
+def method(name: str, width: int = 8) -> Method:
+    with seeded("net"):
+        net = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 8), nn.ReLU())
+        return build(name, net, torch.randn(2, 4), **METHODS[name])
+
+
+def learn(learner: Method, index: int, fit: Fit) -> None:
+    with seeded("learn", index):
+        learner.learn(task(str(index), seed=index), fit)
+
+
+def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+@cache
+def whole(name: str) -> dict[str, Tensor]:
+    """Both tasks, never interrupted."""
+    learner = method(name)
+    for index in range(2):
+        learn(learner, index, Fit(REGIME))
+    return learner.state_dict()
+
+
+@pytest.mark.parametrize("name", ["finetuning", "packnet", "tfm"])
+def test_one_fit_and_folder_serve_several_tasks_and_runs(name: str, tmp_path: Path) -> None:
+    expected = whole(name)
+    for progress in (at(1, 0, 1), None):
+        fit, learner = Fit(REGIME, folder=tmp_path, progress=progress), method(name)
+        learn(learner, 0, fit)
+        if progress is not None:
+            with pytest.raises(Stop):
+                learn(learner, 1, fit)
+    epochs: list[Progress] = []
+    fit.progress = epochs.append
+    learn(learner, 1, fit)
+    assert equal(learner.state_dict(), expected)
+    assert 0 not in {p.epoch for p in epochs if p.phase == 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "folder"),
+    [
+        ("finetuning", 0, True),
+        ("finetuning", 0, False),
+        ("packnet", 0, True),
+        ("packnet", 1, True),
+        ("packnet", 1, False),
+        ("progress-compress", 1, True),
+        ("tfm", 1, True),
+    ],
+)
+def test_another_try_with_the_same_fit_goes_on(name: str, phase: int, folder: bool, tmp_path: Path) -> None:
+    fit, learner = Fit(REGIME, folder=tmp_path if folder else None, progress=at(1, phase, 2)), method(name)
+    learn(learner, 0, fit)
+    with pytest.raises(Stop):
+        learn(learner, 1, fit)
+    steps: list[Progress] = []
+    fit.progress = steps.append
+    learn(learner, 1, fit)
+    assert equal(learner.state_dict(), whole(name))
+    assert (min(p.epoch for p in steps if p.phase == phase) > 0) == folder
+
+
+def test_what_diverged_is_not_gone_on_with(tmp_path: Path) -> None:
+    fit = Fit(Regime(lr=1e30, epochs=3, batch_size=18), folder=tmp_path)
+    learner, other = method("finetuning"), method("finetuning")
+    with pytest.raises(Diverged):
+        learn(learner, 0, fit)
+    fit.regime = REGIME
+    learn(learner, 0, fit)
+    learn(other, 0, Fit(REGIME, _phases=Phases({0: 1})))
+    assert equal(learner.state_dict(), other.state_dict())
+
+
+def test_a_phase_tried_again_by_itself_keeps_its_number() -> None:
+    layer = Layers()
+    phases = Phases()
+    assert [phases.take([layer], 0) for _ in range(2)] == [range(1), range(1, 2)]
+    phases.give_back(range(1, 2), 0)
+    assert phases.take([layer], 0) == range(1, 2)
+    phases.give_back(range(1, 2), 0)
+    layer.head = nn.Linear(2, 2)
+    assert phases.take([layer], 0) == range(1)
+    assert phases.take([Layers(), Layers()], 0) == range(1, 3)
+    assert phases.take([layer], 1) == range(1)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def trainable(self) -> list[nn.Parameter]:
+        return list(self.parameters())
+
+
+@pytest.mark.parametrize("name", ["finetuning", "packnet"])
+def test_an_interrupted_run_of_an_earlier_version_goes_on(name: str, tmp_path: Path) -> None:
+    learner = method(name)
+    learn(learner, 0, Fit(REGIME))
+    last = 1 if name == "packnet" else 0
+    with pytest.raises(Stop):
+        learn(learner, 1, Fit(REGIME, folder=tmp_path, progress=at(1, last, 2)))
+    for phase in range(last + 1):
+        as_before(tmp_path / f"phase-{phase:03d}-task-001.safetensors", tmp_path / f"phase-{phase:03d}.safetensors")
+    steps: list[Progress] = []
+    learn(learner, 1, Fit(REGIME, folder=tmp_path, progress=steps.append))
+    assert equal(learner.state_dict(), whole(name))
+    assert {(p.phase, p.epoch) for p in steps} == {(last, 2)}
+
+
+def as_before(path: Path, name: Path) -> None:
+    """The file as it was when it neither named its task nor knew it."""
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    del facts["task"]
+    path.unlink()
+    save_file(tensors, name, metadata={"facts": json.dumps(facts)})
+
+
+def test_a_checkpoint_of_other_shapes_or_types_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    learn(method("finetuning", 1), 0, Fit(REGIME, folder=tmp_path))
+    for learner in (method("finetuning", 8), method("finetuning", 1).double()):
+        state = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+        data = task("0", seed=0)
+        with pytest.raises(ValueError, match=r"belongs to another network: .*net\.0\.weight.* do not match"):
+            learner.learn(data, Fit(REGIME, folder=tmp_path))
+        assert equal(learner.state_dict(), state)
