@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.store.helpers import tree
 from tests.store.test_adoption import OPTIONS, classifier, given
 from zeroforget.cli import app
-from zeroforget.store import ModelError, Options, Watch, open_model
+from zeroforget.store import ModelError, Options, Watch, files, open_model
 from zeroforget.store.adoption import Given, adopt, doubt
 
 Values = dict[str, Tensor]
@@ -126,8 +126,10 @@ def test_gray_pictures_have_defaults_of_one_channel(data: Path, tmp_path: Path, 
     ("mean", "std", "told"),
     [
         ((0.1, 0.2, 0.3), None, "need 1 number(s) each, because gray pictures have 1 channel; there are 3 and 1"),
-        ((math.nan,), None, "must be finite"),
-        (None, (0.0,), "std above 0"),
+        ((math.nan,), None, "mean is from -1e+06 to 1e+06"),
+        ((1e31,), None, "got 1e+31"),
+        (None, (0.0,), "std from 1e-06 to 1e+06"),
+        (None, (1e-7,), "got 1e-07"),
     ],
 )
 def test_mean_and_std_that_cannot_be(
@@ -138,9 +140,10 @@ def test_mean_and_std_that_cannot_be(
     std: tuple[float, ...] | None,
     told: str,
 ) -> None:
-    wrong = Given(tmp_path / "good.safetensors", mean, std)
     with pytest.raises(ModelError) as error:
-        adopt(tmp_path / "m", data / "middle", "digits", wrong, OPTIONS, Watch())
+        adopt(
+            tmp_path / "m", data / "middle", "digits", Given(tmp_path / "good.safetensors", mean, std), OPTIONS, Watch()
+        )
     assert told in str(error.value)
     assert not (tmp_path / "m").exists()
 
@@ -161,16 +164,14 @@ def test_two_at_once_make_one_model(
     data: Path, tmp_path: Path, weights: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second has found nothing there at first, and waited for the lock."""
-    from zeroforget.store import adoption
-
-    good, make = given(tmp_path / "good.safetensors"), adoption.files.make
+    good, make = given(tmp_path / "good.safetensors"), files.make
 
     def slow(path: Path) -> None:
-        monkeypatch.setattr(adoption.files, "make", make)
+        monkeypatch.setattr(files, "make", make)
         adopt(tmp_path / "m", data / "middle", "first", good, OPTIONS, Watch())
         make(path)
 
-    monkeypatch.setattr(adoption.files, "make", slow)
+    monkeypatch.setattr(files, "make", slow)
     with pytest.raises(ModelError, match="there already"):
         adopt(tmp_path / "m", data / "middle", "second", good, replace(OPTIONS, seed=1), Watch())
     assert [task.name for task in open_model(tmp_path / "m").tasks] == ["first"]

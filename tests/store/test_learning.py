@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
 from zeroforget import nets
 from zeroforget.core.grow import grow
-from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, open_model
-from zeroforget.store.facts import Backbone
+from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, files, open_model
+from zeroforget.store.facts import Backbone, task_name
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.network import example, plain_network
 from zeroforget.store.options import default_network
-from zeroforget.training import Progress
+from zeroforget.training import Diverged, Progress
 
 
 def test_the_first_task_makes_the_model_and_later_ones_move_nothing(model: Model, data: Path) -> None:
@@ -169,6 +169,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "growth": ({"growth": -1.0}, "growth"),
     "misspelt": ({"epoch": 3}, "no option 'epoch'; did you mean 'epochs'"),
     "held out": ({"held_out": 1.0}, "held_out"),
+    "seed below zero": ({"seed": -1}, "seed is a whole number from 0"),
+    "large seed": ({"seed": 10**20}, "seed is a whole number from 0"),
+    "half a seed": ({"seed": 0.5}, "seed is a whole number, not 0.5"),
+    "too wide": ({"width": 17}, "width is a share .* at most 16"),
+    "no width": ({"width": float("nan")}, "width is a finite number"),
     "device": ({"device": "cuda:9"}, "cuda"),
 }
 
@@ -234,3 +239,63 @@ def test_task_json_is_readable(trained: Path) -> None:
     assert values["classes"] == ["digit2", "digit3", "digit4"]
     assert values["preprocessing"]["size"] == [8, 8]
     assert values["born"]
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeroforget.store.options.MOST_SEED", 2**70)
+    options = QUICK | {"epochs": 1, "seed": 2**70}
+    with pytest.raises(ModelError, match=r"model\.json could not be read again \(field 'seed'"):
+        open_model(tmp_path / "m").learn(data / "low", "low", **options)
+    assert not (tmp_path / "m").exists()
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "low", **(options | {"seed": 0}))
+    before = tree(model.path)
+    with pytest.raises(ModelError, match=r"task\.json could not be read again \(field 'data\.seed'"):
+        learn_more(model, data, "high", epochs=1, seed=2**70)
+    assert tree(model.path) == before
+    assert not list(model.path.glob(".aside-*"))
+
+
+def test_weights_that_do_not_fit_leave_no_folder(tmp_path: Path, data: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ModelError, match="lacks"):
+        open_model(tmp_path / "m").learn(data / "low", "low", weights=tmp_path / "other.safetensors", **QUICK)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_training_that_diverges_advises_a_lower_rate_and_leaves_no_folder(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(Diverged, match=r"Try a lower one, such as --lr 1e\+28") as error:
+        open_model(tmp_path / "m").learn(data / "low", "low", **QUICK, lr=1e29)
+    assert "clip" not in str(error.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_model_made_meanwhile_for_other_pictures(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has found nothing there at first, and waited for the lock."""
+    make, said = files.make, list[str]()
+
+    def slow(path: Path) -> None:
+        monkeypatch.setattr(files, "make", make)
+        open_model(path).learn(data / "low", "low", **(QUICK | {"epochs": 1}))
+
+    monkeypatch.setattr(files, "make", slow)
+    model = open_model(tmp_path / "m")
+    model.learn(data / "high", "high", epochs=1, watch=Watch(say=said.append))
+    assert model.shape == (1, 8, 8)
+    assert model.verify()
+    assert any("made the model meanwhile" in line for line in said)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "m").write_text("mine")
+    for path in (tmp_path / "m", tmp_path / "m" / "below"):
+        with pytest.raises(ModelError, match="m is a file, and a model is a folder"):
+            open_model(path).learn(data / "nothing", "low")
+
+
+def test_a_name_may_have_240_bytes(trained: Path, data: Path) -> None:
+    assert task_name("\U00020000" * 60)
+    with pytest.raises(ModelError, match="it has 244 bytes in UTF-8, and 240 are the most"):
+        open_model(trained).learn(data / "high", "\U00020000" * 61)

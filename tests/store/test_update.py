@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from tests.store.helpers import QUICK, learn_more, tree
 from zeroforget.core.grow import grow
 from zeroforget.store import Model, ModelError, open_model
 from zeroforget.store.facts import Backbone
+from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.network import example, plain_network
 from zeroforget.store.tensors import expected
 from zeroforget.store.update import MAGIC, read_update
@@ -45,6 +49,58 @@ def test_the_whole_model_makes_a_new_one(trained: Path, tmp_path: Path) -> None:
     received.receive(tmp_path / "all.zfu")
     assert tree(received.path) == tree(trained)
     assert received.verify()
+
+
+def test_a_width_given_as_a_whole_number_is_shipped(data: Path, tmp_path: Path) -> None:
+    sent = open_model(tmp_path / "sent")
+    sent.learn(data / "low", "low", **(QUICK | {"epochs": 1, "width": 1}))
+    assert sent.backbone.options == {"width": 1.0}
+    assert b'"width": 1.0' in (sent.path / "model.json").read_bytes()
+
+
+def test_the_received_bytes_are_written_as_they_came(trained: Path, tmp_path: Path) -> None:
+    """A model.json with a whole number where we would write 1.0, as Python callers could once make one."""
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    shutil.rmtree(other / "tasks" / "002-middle")
+    text = _resealed(other / "model.json", lambda values: values["backbone"]["options"].update(width=1))
+    _resealed(other / "tasks" / "001-low" / "task.json", lambda values: values.update(before=sha256(text)))
+    open_model(other).ship(tmp_path / "all.zfu")
+    received = open_model(tmp_path / "phone")
+    received.receive(tmp_path / "all.zfu")
+    assert tree(received.path) == tree(other)
+    assert received.verify()
+
+
+def test_pictures_of_another_shape_are_refused_and_no_folder_is_left(
+    copied: Callable[[], Model], tmp_path: Path
+) -> None:
+    forged = copied()
+    forged.undo()
+    task = forged.path / "tasks" / "001-low" / "task.json"
+    forged.ship(tmp_path / "all.zfu")
+    content = (tmp_path / "all.zfu").read_bytes()
+    old, new = task.read_bytes(), _resealed(task, lambda values: values["preprocessing"].update(size=[16, 16]))
+    start = len(MAGIC) + 8
+    end = start + int.from_bytes(content[len(MAGIC) : start], "big")
+    header = json.loads(content[start:end])
+    header.pop("seal")
+    header["tasks"][0]["hash"] = sha256(new)
+    header["files"][1] = {"bytes": len(new), "sha256": sha256(new)}
+    text = sealed(header)
+    (tmp_path / "bad.zfu").write_bytes(MAGIC + len(text).to_bytes(8, "big") + text + content[end:].replace(old, new))
+    with pytest.raises(ModelError, match="another shape than the model's"):
+        open_model(tmp_path / "phone").receive(tmp_path / "bad.zfu")
+    assert not (tmp_path / "phone").exists()
+
+
+def _resealed(path: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A sealed file with other values: a forger's work."""
+    values = json.loads(path.read_bytes())
+    values.pop("seal")
+    change(values)
+    path.write_bytes(sealed(values))
+    return path.read_bytes()
 
 
 def test_an_update_that_was_half_received_goes_on(trained: Path, tmp_path: Path) -> None:

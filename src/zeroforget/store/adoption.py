@@ -20,15 +20,14 @@ from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.subject import in_service
 from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import libraries
-from zeroforget.store import files
+from zeroforget.store.change import changing
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import Backbone, ModelFacts, TaskFacts, task_name
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, _backbone, _Learning, now
-from zeroforget.store.lock import locked
-from zeroforget.store.network import command, empty_network, example, fresh_values
+from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, read_pictures
 from zeroforget.store.weights import few
@@ -51,12 +50,9 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
     ready = replace(ready, preprocessing=replace(ready.preprocessing, mean=classifier.mean, std=classifier.std))
     adoption = _Adoption(folder, given, _ordered(classifier, order), ready, options, watch)
     net, log = adoption.learn()  # whatever may be refused is refused here, before there is a folder
-    with files.told(path):
-        files.make(path)
-        with locked(path, command(), wait=watch.wait, say=watch.say):
-            _check_new(folder)
-            files.clear(path)
-            return adoption.write(net, log)
+    with changing(folder, watch):
+        _check_new(folder)
+        return adoption.write(net, log)
 
 
 def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
@@ -80,6 +76,7 @@ def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
 
 
 def _check_new(folder: Folder) -> None:
+    folder.check_place()
     if folder.exists() or folder.entries():
         raise ModelError(f"{folder.path} is there already; a classifier is adopted as the first task of a new model")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +16,14 @@ from zeroforget.core.axes import CannotGrow
 from zeroforget.nets import libraries
 from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import MOST_PIXELS, Backbone, Library
+from zeroforget.store.facts import LEAST_STD, MOST_PIXELS, Backbone, Library
 from zeroforget.store.network import example, library_network, plain_network
 from zeroforget.store.weights import few, fill_from, needed, prefix_of, read_weights
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of its pixels, from 0 to 1."""
+FAR = 1e6
+"""No mean or standard deviation of pixels is as large."""
 ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
 """What a network may raise on images that it does not take."""
 
@@ -44,6 +45,9 @@ class Given:
     """Modules whose features shall not grow."""
     unknown: str = "refuse"
     """What to do about features that cannot be followed: "refuse" the network, or "keep" them as they are."""
+
+    def __post_init__(self) -> None:
+        _check_normalization(self.mean or (), self.std or ())
 
 
 @dataclass(frozen=True)
@@ -174,14 +178,21 @@ def _in_service(net: nn.Module, head: str, backbone: Backbone, given: Given) -> 
         raise ModelError(
             f"mean and std need {channels} number(s) each, because {kind}; there are {len(mean)} and {len(std)}"
         )
-    if not all(map(math.isfinite, mean + std)) or min(std) <= 0:
-        raise ModelError("mean and std must be finite numbers, and std above 0")
+    _check_normalization(mean, std)
     if not torch.isfinite(net.requires_grad_(False).eval()(example(backbone))).all():
         raise ModelError(
             f"{given.weights}: with these weights the network answers NaN or infinite numbers to noise; they are too "
             "large, or its training diverged. Take weights from before that"
         )
-    return Classifier(net, head, backbone, mean, std)
+    return Classifier(net, head, backbone, tuple(map(float, mean)), tuple(map(float, std)))
+
+
+def _check_normalization(mean: Sequence[float], std: Sequence[float]) -> None:
+    if not all(abs(number) <= FAR for number in mean) or not all(LEAST_STD <= number <= FAR for number in std):
+        raise ModelError(
+            f"mean and std are of pixels from 0 to 1: mean is from {-FAR:g} to {FAR:g}, std from {LEAST_STD:g} to "
+            f"{FAR:g}; got {', '.join(f'{number:g}' for number in (*mean, *std))}"
+        )
 
 
 def _usual(numbers: Sequence[float], channels: int) -> tuple[float, ...]:

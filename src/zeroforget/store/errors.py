@@ -11,6 +11,7 @@ class Damaged(ModelError):
     """A file of a model is not the one that was written."""
 
     def __init__(self, where: object, why: str) -> None:
+        self.why = why
         super().__init__(
             f"{where} is damaged: {why}. Put back the file from a copy of this model; if it belongs to the newest "
             "task, 'zeroforget undo' takes that task back. Nothing was changed"

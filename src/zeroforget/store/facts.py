@@ -11,10 +11,16 @@ from typing import Any
 from zeroforget.core.axes import Care
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.fields import NEWEST, VERSION, Fields
+from zeroforget.store.fields import NEWEST, VERSION, Fields, sealed, unsealed
 
 MOST_CLASSES = 100_000
 MOST_PIXELS = 512
+MOST_SEED = 2**63
+MOST_WIDTH = 16
+"""Of a network of ours, as a share of the published one."""
+LEAST_STD = 1e-6
+_NAME_BYTES = 240
+"""A folder's name may have 255, and a number and '.undone-' may come before the task's."""
 _NAME = re.compile(r"\w[\w .-]{0,63}")
 _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
 _LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -28,6 +34,8 @@ def task_name(name: str) -> str:
             f"'{name}' cannot name a task: use letters, digits, spaces, '-', '_' and '.', at most 64 of them, "
             "the first a letter or digit"
         )
+    if (size := len(name.encode())) > _NAME_BYTES:
+        raise ModelError(f"'{name}' cannot name a task: it has {size} bytes in UTF-8, and {_NAME_BYTES} are the most")
     return name
 
 
@@ -104,7 +112,7 @@ class ModelFacts:
         version = _kind(fields, "zeroforget model", NEWEST)
         facts = ModelFacts(
             backbone=_backbone(fields.group("backbone"), version),
-            seed=fields.integer("seed", 0, 2**63),
+            seed=fields.integer("seed", 0, MOST_SEED),
             made=fields.text("made", like=_LEARNED),
             program=fields.text("program"),
             weights=None if fields.any("weights") is None else fields.hash("weights"),
@@ -122,6 +130,11 @@ class Preprocessing:
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return (3 if self.mode == "RGB" else 1, *self.size)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -267,6 +280,21 @@ class TaskFacts:
         return facts
 
 
+def text_of(facts: ModelFacts | TaskFacts, where: object) -> bytes:
+    """The file's bytes, read once: what would be refused later must not be written."""
+    try:
+        content = sealed(facts.to_json())
+        values = unsealed(content, where)
+        if isinstance(facts, ModelFacts):
+            ModelFacts.from_json(values, where)
+        else:
+            TaskFacts.from_json(values, where, "")
+    except ValueError as error:
+        why = error.why if isinstance(error, Damaged) else error
+        raise ModelError(f"{where} could not be read again ({why}); nothing was changed. Please report this") from error
+    return content
+
+
 _PLAIN = (
     *("number", "name", "before", "learned", "program", "weights", "operations"),
     *("accuracy", "network", "probe"),
@@ -283,7 +311,7 @@ def _backbone(fields: Fields, version: int) -> Backbone:
     options = fields.group("options")
     library = _library(fields.group("library")) if version == NEWEST else None
     if library is None:
-        chosen: Mapping[str, Any] = {name: options.number(name, 0, 16) for name in list(options.values)}
+        chosen: Mapping[str, Any] = {name: options.number(name, 0, MOST_WIDTH) for name in list(options.values)}
     else:
         chosen = options.values
         try:
@@ -356,7 +384,7 @@ def _preprocessing(fields: Fields) -> Preprocessing:
         mode=mode,
         size=(size[0], size[1]),
         mean=fields.numbers("mean", least=channels, most=channels),
-        std=fields.numbers("std", least=channels, most=channels, low=1e-6),
+        std=fields.numbers("std", least=channels, most=channels, low=LEAST_STD),
     )
     fields.done()
     return made
@@ -369,7 +397,7 @@ def _data(fields: Fields) -> DataFacts:
         skipped=fields.integer("skipped", 0, 2**40),
         held_out=fields.integer("held_out", 1, 2**40),
         share=fields.number("share", 0, 1),
-        seed=fields.integer("seed", 0, 2**63),
+        seed=fields.integer("seed", 0, MOST_SEED),
     )
     fields.done()
     return made

@@ -17,7 +17,7 @@ from torch import Tensor
 from zeroforget.store import files
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
-from zeroforget.store.fields import read_bytes, read_sealed, sealed, sha256
+from zeroforget.store.fields import read_bytes, read_sealed, sha256
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
 TASK, MODEL = "task.json", "model.json"
@@ -77,6 +77,7 @@ class Folder:
         raise ModelError(f"{self.path} changes faster than it can be read; try again")
 
     def _read(self, entries: list[tuple[int, str]]) -> Chain:
+        self.check_place()
         if not self.path.is_dir():
             raise ModelError(
                 f"there is no model in {self.path}; 'zeroforget learn {self.path} PICTURES --task NAME' makes one"
@@ -93,7 +94,7 @@ class Folder:
                 again = number < place
                 why = "there are two of its number" if again else f"task {place} is missing before it"
                 raise Damaged(self.tasks / name, why)
-            tasks.append(self.read_task(self.tasks / name, tasks[-1].hash if tasks else root))
+            tasks.append(self.read_task(self.tasks / name, tasks[-1].hash if tasks else root, model.backbone.shape))
             if tasks[-1].number != number or unicodedata.normalize("NFC", name) != tasks[-1].folder:
                 raise Damaged(self.tasks / name / TASK, f"it belongs to the folder {tasks[-1].folder}")
         names = [task.name for task in tasks]
@@ -109,14 +110,16 @@ class Folder:
         return sorted((int(match[1]), name) for match, name in found)
 
     @staticmethod
-    def read_task(folder: Path, before: str) -> TaskFacts:
-        """A task's facts; it must follow the one whose hash is `before`."""
+    def read_task(folder: Path, before: str, shape: tuple[int, int, int]) -> TaskFacts:
+        """A task's facts; it must follow the one whose hash is `before`, with pictures of the model's shape."""
         if not folder.is_dir():
             raise Damaged(folder, "it is not a folder")
         values, own = read_sealed(folder / TASK)
         facts = TaskFacts.from_json(values, folder / TASK, own)
         if facts.before != before:
             raise Damaged(folder / TASK, "it does not follow the task before it; one of the two was changed or swapped")
+        if facts.preprocessing.shape != shape:
+            raise Damaged(folder / TASK, "its pictures have another shape than the model's")
         for name, file in facts.files.items():
             try:
                 size = (folder / name).stat().st_size
@@ -140,10 +143,16 @@ class Folder:
 
     # Writing: only under the lock ------------------------------------------------------------------------------
 
-    def create(self, facts: ModelFacts) -> None:
+    def check_place(self) -> None:
+        """Refuse a place where no folder can be."""
+        there = next((place for place in (self.path, *self.path.parents) if place.exists()), self.path)
+        if there.exists() and not there.is_dir():
+            raise ModelError(f"{there} is a file, and a model is a folder; name one that is new or holds a model")
+
+    def create(self, content: bytes) -> None:
         """Write model.json."""
         aside = self.path / f"{files.ASIDE}{MODEL}"
-        files.write(aside, sealed(facts.to_json()))
+        files.write(aside, content)
         files.place(aside, self.path / MODEL)
 
     def aside(self, name: str) -> Path:

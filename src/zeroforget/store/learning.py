@@ -24,13 +24,13 @@ from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.store import files, which
 from zeroforget.store.assembly import addition, assemble_chain, load_weights, operations, prove
+from zeroforget.store.change import changing
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, folder_name, task_name
-from zeroforget.store.fields import sealed, sha256
-from zeroforget.store.folder import BORN, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
-from zeroforget.store.lock import locked
+from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, folder_name, task_name, text_of
+from zeroforget.store.fields import sha256
+from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
+from zeroforget.store.images import Shape
 from zeroforget.store.network import (
-    command,
     environment,
     example,
     fresh_values,
@@ -39,9 +39,9 @@ from zeroforget.store.network import (
     probe_logits,
 )
 from zeroforget.store.options import Options, Watch, default_network
-from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, pixels, read_pictures
+from zeroforget.store.pictures import Lesson, Listing, check, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.tensors import born, digest
-from zeroforget.training import Fit, FitLog, logits
+from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.seeding import seeded
 
 PROBES = 4
@@ -51,21 +51,31 @@ PROBES = 4
 def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch) -> TaskFacts:
     """Learn a task from a folder of class folders; the model is made if there is none."""
     name, folder = task_name(name), Folder(path)
+    folder.check_place()
     backbone = _backbone(folder.read() if folder.exists() or folder.entries() else None, options, name)
     listing = list_pictures(pictures)
-    decoded = read_pictures(listing, backbone.shape, told=watch.decoding)
+    if options.weights is not None:  # a file that does not fit is told at once
+        load_weights(plain_network(backbone, options.seed), backbone, options.weights)
+    ready = _lesson(listing, backbone.shape, name, options, watch)
+    with changing(folder, watch):
+        chain = folder.read() if folder.exists() else None
+        own = _backbone(chain, options, name)
+        if own.shape != backbone.shape:
+            watch.say("another process has made the model meanwhile, for other pictures; reading them again")
+            ready = _lesson(listing, own.shape, name, options, watch)
+        return _Learning(folder, chain, own, ready, options, watch).run()
+
+
+def _lesson(listing: Listing, shape: Shape, name: str, options: Options, watch: Watch) -> Lesson:
+    """The pictures as the network takes them; what is wrong with them is said."""
+    decoded = read_pictures(listing, shape, told=watch.decoding)
     for note in check(decoded, strict=options.strict):
         watch.say(note)
-    shift = backbone.shape[1] // 16 if options.shift is None else options.shift
+    shift = shape[1] // 16 if options.shift is None else options.shift
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift)
     learned, held = len(ready.task.train), len(ready.task.val)
     watch.say(f"{len(listing.classes)} classes: {learned} pictures to learn from, {held} held out")
-    with files.told(path):
-        files.make(path)
-        with locked(path, command(), wait=watch.wait, say=watch.say):
-            files.clear(path)
-            chain = folder.read() if folder.exists() else None
-            return _Learning(folder, chain, _backbone(chain, options, name), ready, options, watch).run()
+    return ready
 
 
 def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
@@ -123,6 +133,7 @@ class _Learning:
         self.backbone = backbone
         self.weights: str | None = None
         self.model, self.net = self._start()
+        self.content = b"" if chain else text_of(self.model, folder.path / MODEL)
         self.growths = self._possible()
 
     def run(self) -> TaskFacts:
@@ -197,8 +208,14 @@ class _Learning:
 
     def _fit(self, grower: Grower, training: Path) -> FitLog:
         fit = Fit(self.options.regime(), self.options.seed, self.watch.training, training)
-        with seeded("learn", self.options.seed, self.number):
-            return grower.learn(self.ready.task, fit)
+        try:
+            with seeded("learn", self.options.seed, self.number):
+                return grower.learn(self.ready.task, fit)
+        except Diverged as error:
+            raise Diverged(
+                f"training '{self.ready.task.name}' diverged at --lr {self.options.lr:g}: its loss is no number any "
+                f"more. Try a lower one, such as --lr {self.options.lr / 10:g}. The model is as it was"
+            ) from error
 
     def _plan(self) -> str:
         """What an interrupted training must share with this one to be gone on with."""
@@ -219,7 +236,7 @@ class _Learning:
         """Written aside, read back, measured as read back, and only then given its name."""
         name, index = self.ready.task.name, self.number - 1
         folder = self.folder
-        chain = self.chain or Chain(self.model, sha256(sealed(self.model.to_json())), ())
+        chain = self.chain or Chain(self.model, sha256(self.content), ())
         aside = folder.aside(folder_name(self.number, name))
         tensors = born(net, index)
         written = {BORN: folder.write_tensors(aside, BORN, tensors)}
@@ -249,10 +266,10 @@ class _Learning:
             files=written,
         )
         facts = self._measure(prove(folder, chain, [(facts, aside)])[-1], facts, aside)
-        content = sealed(facts.to_json())
+        content = text_of(facts, folder.task(facts) / TASK)
         files.write(aside / TASK, content)
         if not folder.exists():
-            folder.create(self.model)
+            folder.create(self.content)
         folder.commit(aside, facts.folder)
         return replace(facts, hash=sha256(content))
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from zeroforget.store import files
 from zeroforget.store.errors import Locked
 
 NAME = ".lock"
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked(folder: Path, doing: str, *, wait: float | None, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the model's lock. `wait`: seconds to wait for another holder; None waits as long as it takes."""
-    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = _held(folder, wait, say)
     try:
-        _acquire(handle, folder, wait, say)
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -34,6 +34,22 @@ def locked(folder: Path, doing: str, *, wait: float | None, say: Callable[[str],
         yield
     finally:
         os.close(handle)  # the lock goes with it, also when the process dies
+
+
+def _held(folder: Path, wait: float | None, say: Callable[[str], None]) -> int:
+    """The locked file; one that its holder has removed meanwhile locks nothing, so another is made."""
+    while True:
+        files.make(folder)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _acquire(handle, folder, wait, say)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), (folder / NAME).stat()):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def _acquire(handle: int, folder: Path, wait: float | None, say: Callable[[str], None]) -> None:

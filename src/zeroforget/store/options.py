@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import MOST_PIXELS
+from zeroforget.store.facts import MOST_PIXELS, MOST_SEED, MOST_WIDTH
 from zeroforget.store.images import Told
 from zeroforget.training import Progress, Regime
 
@@ -54,13 +55,25 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        self._plain_numbers()
         if not 0 < self.held_out < 1:
             raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
         if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
             raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
-        if any(not 0 <= g <= 4 for g in self.growths):
+        if self.width is not None and not 0 < self.width <= MOST_WIDTH:
+            raise ModelError(f"width is a share of the published one, at most {MOST_WIDTH}, not {self.width}")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ModelError(f"seed is a whole number from 0 to {MOST_SEED}, not {self.seed}")
+        if not self.growths or any(not 0 <= g <= 4 for g in self.growths):
             raise ModelError(f"growth is a share of the network, from 0 to 4, not {self.growth}")
         self.regime()  # its own mistakes are found here, before any picture is read
+
+    def _plain_numbers(self) -> None:
+        """The same number is the same text on disk, be it given as 1, 1.0 or numpy's."""
+        for name, kind in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _number(name, value, kind))
 
     @staticmethod
     def of(**chosen: Any) -> Options:
@@ -91,6 +104,21 @@ class Options:
             clip=5.0,
             device=self.device,
         )
+
+
+_NUMBERS: dict[str, type[int] | type[float]] = dict.fromkeys(
+    ("size", "epochs", "batch_size", "patience", "seed", "shift"), int
+) | dict.fromkeys(("width", "margin", "lr", "held_out"), float)
+
+
+def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float:
+    try:
+        number = kind(value)
+        if number == value and math.isfinite(number):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ModelError(f"{name} is a {'whole' if kind is int else 'finite'} number, not {value!r}")
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from typing import Any
 
 from zeroforget.store import files
 from zeroforget.store.assembly import prove
+from zeroforget.store.change import changing
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.facts import ModelFacts, TaskFacts
 from zeroforget.store.fields import MOST_BYTES, VERSION, Fields, read_bytes, sealed, sha256, unsealed
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
-from zeroforget.store.lock import locked
-from zeroforget.store.network import command
 from zeroforget.store.options import Watch
 
 MAGIC = b"zeroforget update\n"
@@ -138,17 +137,14 @@ def _update(fields: Fields, offset: int, size: int) -> Update:
 def receive(folder: Folder, path: Path, watch: Watch) -> tuple[TaskFacts, ...]:
     """Add an update's tasks to the model that it fits; those that were new come back."""
     update = read_update(path)
-    with files.told(folder.path):
-        if not folder.exists() and not update.whole:
-            folder.read()  # tells what is missing
-        files.make(folder.path)
-        with locked(folder.path, command(), wait=watch.wait, say=watch.say):
-            files.clear(folder.path)
-            return _receive(folder, path, update)
+    if not folder.exists() and not update.whole:
+        folder.read()  # tells what is missing
+    with changing(folder, watch):
+        return _receive(folder, path, update)
 
 
 def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...]:
-    contents = _Contents(path, update)
+    contents, text = _Contents(path, update), b""
     if folder.exists() or folder.entries():
         chain = folder.read()
         skip = _known(chain, update, path)
@@ -163,7 +159,7 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         aside = folder.aside(f"received-{number}")
         for place, file in enumerate(_FILES):
             files.write(aside / file, contents.file(update.whole + number * len(_FILES) + place))
-        facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head)
+        facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head, chain.model.backbone.shape)
         if facts_.name != name or facts_.number != len(chain.tasks) + len(more) + 1:
             raise ModelError(f"{path}: task '{facts_.name}' is not where its header says; fetch it again")
         for file in _FILES[1:]:
@@ -171,7 +167,7 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         more.append((facts_, aside))
     prove(folder, chain, more)
     if not folder.exists():
-        folder.create(chain.model)
+        folder.create(text)
     for task, aside in more:  # every step leaves a whole model; if stopped between, receiving again goes on
         folder.commit(aside, task.folder)
     return tuple(task for task, _ in more)
