@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tracemalloc
 import warnings
 import zlib
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 from zeroforget.store.errors import Unreadable
 from zeroforget.store.images import decode, decode_all
@@ -78,6 +80,51 @@ def test_sixteen_bits_keep_their_tones(tmp_path: Path) -> None:
 def test_float_pictures_from_zero_to_one_are_not_black(tmp_path: Path) -> None:
     Image.fromarray(np.full((16, 16), 0.5, np.float32)).save(tmp_path / "a.tif")
     assert int(decode(tmp_path / "a.tif", (1, 16, 16)).min()) == 128
+
+
+@pytest.mark.parametrize("largest", [200, 300, 65535])
+def test_sixteen_bits_of_a_pgm_do_not_depend_on_the_largest(tmp_path: Path, largest: int) -> None:
+    values = np.full((16, 16), 200, ">u2")
+    values[0, 0] = largest
+    (tmp_path / "a.pgm").write_bytes(b"P5 16 16 65535\n" + values.tobytes())
+    assert decode(tmp_path / "a.pgm", (1, 16, 16))[0, 5, 5] == 1
+    assert decode(tmp_path / "a.pgm", (1, 16, 16))[0, 0, 0] == round(largest / 257)
+
+
+def test_a_large_picture_of_sixteen_bits_needs_little_more_than_its_pixels() -> None:
+    large = Image.fromarray(np.arange(2**22, dtype=np.uint16).reshape(2048, 2048))
+    tracemalloc.start()
+    found = decode(large, (1, 2048, 2048))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**22 * 12
+    wanted = (np.asarray(large, np.float64) / 65535 * 255).round().astype(np.uint8)
+    assert torch.equal(found[0], torch.from_numpy(wanted))
+
+
+def test_whatever_a_decoder_raises_means_that_the_picture_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Image.Image):
+        def getexif(self) -> Image.Exif:
+            raise RuntimeError("Failed to decode frame 0")
+
+    with pytest.raises(Unreadable, match="cannot be decoded: Failed to decode frame 0"):
+        decode(Broken(), SHAPE)
+
+
+def test_a_broken_avif_is_unreadable(tmp_path: Path) -> None:
+    if not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
+    gradient(64, 64).save(tmp_path / "a.avif")
+    content = bytearray((tmp_path / "a.avif").read_bytes())
+    content[-200:] = bytes(200)
+    with pytest.raises(Unreadable):
+        decode(bytes(content), SHAPE)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(Unreadable, match="no regular file"):
+        decode(tmp_path / "a.png", SHAPE)
 
 
 def test_transparency_is_white(tmp_path: Path) -> None:

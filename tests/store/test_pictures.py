@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,19 @@ def test_unreadable_pictures_are_skipped_counted_and_refused_above_a_twentieth(t
         (tmp_path / "digit0" / f"00{number}.png").write_bytes(b"broken")
     with pytest.raises(ModelError, match=r"4 of 48 pictures .*more than 5%.*003.png is no picture"):
         notes(tmp_path)
+
+
+def test_pipes_are_named_and_skipped(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 24)
+    os.mkfifo(tmp_path / "digit0" / "pipe.png")
+    assert "pipe.png is no regular file" in notes(tmp_path)
+
+
+def test_a_class_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0,), 2)
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(ModelError, match=r"class folder caf\\xe9 is not UTF-8; rename it"):
+        list_pictures(tmp_path)
 
 
 def test_small_and_uneven_classes_are_named(tmp_path: Path) -> None:

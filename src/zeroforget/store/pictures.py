@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import DataFacts, Preprocessing
+from zeroforget.store.facts import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
 from zeroforget.training.seeding import generator
 
@@ -44,6 +44,7 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
             f"{folder} holds parts ({', '.join(names)}), not classes: learn from {folder / 'train'}, and measure on "
             f"{rest} with 'zeroforget verify --data'"
         )
+    _check_names(folder, names)
     if classes is not None and (strange := [name for name in names if name not in classes]):
         raise ModelError(f"{folder / strange[0]} is no class of this task; its classes are {', '.join(classes)}")
     order = {name: label for label, name in enumerate(classes or names)}
@@ -52,6 +53,18 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
         raise ModelError(f"{folder} holds no pictures; it should hold a folder of pictures for each class")
     files, labels = zip(*found, strict=True)
     return Listing(folder, tuple(classes or names), files, labels)
+
+
+def _check_names(folder: Path, names: Sequence[str]) -> None:
+    """The names of classes are written down, as text."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode(errors="backslashreplace")
+            raise ModelError(f"{folder}: the name of the class folder {shown} is not UTF-8; rename it") from None
+    if len(names) > MOST_CLASSES:
+        raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
 
 
 def _below(folder: Path) -> list[Path]:
