@@ -96,13 +96,13 @@ def test_set_changes_regime_methods_network_and_search(tmp_path: Path) -> None:
         "network.width=4",
         "search.learning_rates=[0.1, 0.2]",
         "search.enabled=true",
-        "regime.optimizer=adam",
+        "regime.optimizer=rmsprop",
         "about=hello",
     ]
     experiment = Experiment.load(write_toml(tmp_path), changes=changes, seeds=[4, 5], methods=["pulled"])
     assert experiment.regime.lr == 0.5
     assert experiment.regime.options == {"momentum": 0.3}
-    assert experiment.regime.optimizer == "adam"
+    assert experiment.regime.optimizer == "rmsprop"
     assert [c.options for c in experiment.methods] == [{"strength": 7.0}]
     assert experiment.network.options == {"width": 4}
     assert experiment.search.enabled

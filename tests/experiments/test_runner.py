@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import multiprocessing
 import random
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -185,6 +187,16 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
         pass
     with RunFolder(tmp_path).locked():
         pass
+
+
+def test_a_lock_whose_owner_has_not_yet_signed_is_waited_for(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        signing = threading.Timer(0.1, lambda: (tmp_path / ".lock").write_text("4711"))
+        signing.start()
+        with pytest.raises(Busy, match="by process 4711; wait for it"), RunFolder(tmp_path).locked():
+            pass
+        signing.join()
 
 
 def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:

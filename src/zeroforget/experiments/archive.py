@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zeroforget.experiments.results import Results, write_json
+from zeroforget.experiments.disk import damaged, read_json, write_json
+from zeroforget.experiments.results import Results, load_runs
 
 FORMAT = "zeroforget results 1"
 
@@ -47,13 +47,22 @@ def is_archive(path: Path) -> bool:
     """Whether a file says that it is one."""
     if not path.is_file():
         return False
-    with path.open() as file:
-        return FORMAT in file.read(200)
+    with path.open("rb") as file:
+        return FORMAT.encode() in file.read(200)
 
 
 def load(path: Path) -> list[Results]:
     """Read an archive."""
+    remedy = "get it again, or make it anew from the runs"
+    values = read_json(path, remedy)
     try:
-        return unpack(json.loads(path.read_text()))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; get it again, or make it anew from the runs") from error
+        return unpack(values)
+    except KeyError as error:
+        raise damaged(path, f"it lacks {error}", remedy) from error
+    except (ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise damaged(path, str(error), remedy) from error
+
+
+def load_all(paths: Iterable[Path]) -> list[Results]:
+    """The runs of archives, and every finished run in or below folders."""
+    return [each for path in paths for each in (load(path) if is_archive(path) else load_runs([path]))]

@@ -9,22 +9,33 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from zeroforget._version import __version__
-from zeroforget.experiments.results import FILE, Results, write_json
+from zeroforget.experiments.datafacts import changes
+from zeroforget.experiments.disk import damaged, read_json, write_json
+from zeroforget.experiments.results import FILE, Results
+
+PATIENCE = 100
+"""How many hundredths of a second a process may take to write its number into the lock it has."""
+_AGAIN = "delete the run's folder and start it again"
 
 
 class OtherConfiguration(ValueError):
     """The folder holds a run of another configuration."""
+
+
+class OtherData(OtherConfiguration):
+    """The run was begun with other data."""
 
 
 class Busy(ValueError):
@@ -33,7 +44,8 @@ class Busy(ValueError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config.json, environment.json, log.jsonl, tasks/NNN (finished), learning/NNN (unfinished), results.json."""
+    """config.json, data.json, environment.json, log.jsonl, tasks/NNN (finished), learning/NNN (unfinished),
+    results.json."""
 
     path: Path
 
@@ -45,10 +57,8 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                file.seek(0)
-                owner = file.read().strip() or "?"
                 raise Busy(
-                    f"{self.path} is being worked on by process {owner}; wait for it, or choose another --out"
+                    f"{self.path} is being worked on by {_owner(file)}; wait for it, or choose another --out"
                 ) from error
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -67,15 +77,36 @@ class RunFolder:
         """
         file = self.path / "config.json"
         if not file.exists() or not any((self.path / name).exists() for name in ("log.jsonl", "tasks", FILE)):
-            (self.path / "environment.json").unlink(missing_ok=True)
+            for name in ("environment.json", "data.json"):
+                (self.path / name).unlink(missing_ok=True)
             write_json(file, config)
             return
-        there = json.loads(file.read_text())
-        there |= {name: defaults[name] | there[name] for name in defaults.keys() & there.keys()}
+        there = read_json(file, _AGAIN)
+        parts = (name for name in defaults if isinstance(there.get(name), dict))
+        there |= {name: defaults[name] | there[name] for name in parts}
         if different := differences(there, config):
             raise OtherConfiguration(
                 f"{self.path} holds a run with another configuration ({'; '.join(different)}); "
                 "choose another --out or name, or delete that folder"
+            )
+
+    def claim_data(self, facts: dict[str, Any]) -> None:
+        """Write what `datafacts` says of the data, or check that the run was begun with the same. Earlier versions
+        wrote nothing: their runs go on."""
+        file = self.path / "data.json"
+        if not file.exists():
+            write_json(file, facts)
+            return
+        there = read_json(file, _AGAIN)
+        try:
+            different = changes(there, facts)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(file, f"it lacks {error}", _AGAIN) from error
+        if different:
+            more = f"; and {len(different) - 4} more" if len(different) > 4 else ""
+            raise OtherData(
+                f"{self.path} holds a run that was begun with other data ({'; '.join(different[:4])}{more}); "
+                "bring them back, choose another --out or name, or delete that folder"
             )
 
     def results(self) -> Results | None:
@@ -87,8 +118,7 @@ class RunFolder:
         file = self.path / "environment.json"
         if not file.exists():
             write_json(file, environment())
-        values: dict[str, Any] = json.loads(file.read_text())
-        return values
+        return read_json(file, "delete it, and it is written anew")
 
     def task(self, index: int) -> Path:
         """Where a finished task's state goes."""
@@ -97,6 +127,16 @@ class RunFolder:
     def learning(self, index: int) -> Path:
         """Where a task that is being learned keeps its checkpoints."""
         return self.path / "learning" / f"{index:03d}"
+
+
+def _owner(lock: TextIO) -> str:
+    """Who holds the lock. It was taken a moment before its owner wrote its number there."""
+    for _ in range(PATIENCE):
+        lock.seek(0)
+        if number := lock.read().strip():
+            return f"process {number}"
+        time.sleep(0.01)
+    return "another process"
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -171,16 +211,18 @@ class Log:
             file.write(text)
 
     @staticmethod
-    def _key(event: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(event.get(name) for name in ("event", "task", "trial", "phase", "epoch"))
+    def _key(event: dict[str, Any]) -> str:
+        return json.dumps([event.get(name) for name in ("event", "task", "trial", "phase", "epoch")])
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; a line that a kill cut short is left out."""
+    """The events of a log; a line that holds none, as one that a kill cut short, is left out."""
     events: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
+            event = json.loads(line)
+        except ValueError:
             continue
+        if isinstance(event, dict):
+            events.append(event)
     return events

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from zeroforget.experiments.checking import conform
+from zeroforget.experiments.disk import damaged, read_json, write_json
 
 FILE = "results.json"
+_REMEDY = "delete it and run the experiment again: it is made anew from the tasks that the run's folder holds"
+_ENTRIES: dict[str, dict[str, Any]] = {
+    "tasks": {"name": str, "classes": int},
+    "overhead": {"training": int, "inference": int},
+    "logs": {"epochs": list[dict[str, float]], "best": int, "stopped": str, "notes": dict[str, Any]},
+}
+"""What the entries of these lists hold."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +56,16 @@ class Results:
 
     def __post_init__(self) -> None:
         count = len(self.tasks)
+        if not count:
+            raise ValueError("results without a task")
         if [len(row) for row in self.accuracy] != list(range(1, count + 1)):
             raise ValueError(f"results of {count} tasks need an accuracy row of 1, 2, ... {count} entries for each")
         for name in ("logs", "seconds", "parameters", "overhead"):
             if len(getattr(self, name)) != count:
                 raise ValueError(f"results of {count} tasks have {len(getattr(self, name))} entries in '{name}'")
+        for axis, sizes in self.growth.items():
+            if len(sizes) != count:
+                raise ValueError(f"results of {count} tasks have {len(sizes)} entries in 'growth' of {axis}")
 
     # Figures ---------------------------------------------------------------------------------------------------
 
@@ -122,15 +135,19 @@ class Results:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Results:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; ValueError names the field that is not what it should be."""
         known = {f.name for f in fields(Results)}
         if unknown := sorted(values.keys() - known):
             near = difflib.get_close_matches(unknown[0], known, n=1)
             raise ValueError(f"results have no field '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        hints = get_type_hints(Results)
+        typed = {name: conform(value, hints[name], f"field '{name}'") for name, value in values.items()}
         try:
-            return Results(**values)
+            results = Results(**typed)
         except TypeError as error:
             raise ValueError(f"these are no results of a run: {error}") from error
+        _check_entries(results)
+        return results
 
     def save(self, folder: Path) -> None:
         """Write results.json: aside, synced, renamed."""
@@ -141,13 +158,25 @@ class Results:
         """From a run's folder, or its results.json."""
         file = path / FILE if path.is_dir() else path
         try:
-            return Results.from_dict(json.loads(file.read_text()))
+            values = read_json(file, _REMEDY)
         except FileNotFoundError as error:
             raise ValueError(
                 f"no results in {path}: the run is not finished (start it again and it goes on)"
             ) from error
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file} is damaged: {error}") from error
+        try:
+            return Results.from_dict(values)
+        except ValueError as error:
+            raise damaged(file, str(error), _REMEDY) from error
+
+
+def _check_entries(results: Results) -> None:
+    for field_name, kinds in _ENTRIES.items():
+        for place, entry in enumerate(getattr(results, field_name)):
+            for key, kind in kinds.items():
+                where = f"'{key}' of entry {place + 1} of field '{field_name}'"
+                if key not in entry:
+                    raise ValueError(f"{where} is missing")
+                conform(entry[key], kind, where)
 
 
 def _without_seconds(values: Any) -> Any:
@@ -182,14 +211,3 @@ def deviation(values: Sequence[float]) -> float:
         return 0.0
     middle = mean(values)
     return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write aside, sync, rename: a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with aside.open("w") as file:
-        file.write(json.dumps(values, indent=1, allow_nan=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -4,6 +4,7 @@ most and changes not one bit of the results."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import shutil
 import time
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, Task
+from zeroforget.experiments.datafacts import describe
+from zeroforget.experiments.disk import damaged, room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
 from zeroforget.experiments.mps import sharing
@@ -25,7 +29,7 @@ from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.parts import NamedPart, make_network, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
-from zeroforget.experiments.state import TENSORS, load_method, load_record, save_task
+from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, save_task
 from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method, registry
 from zeroforget.training import Diverged, Fit, FitLog, Progress, logits
@@ -132,18 +136,32 @@ class _Data:
 def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario], watch: Watch) -> Results:
     """One run, from its beginning or from where it was stopped."""
     folder = RunFolder(out / config.folder)
-    with folder.locked():
+    with room_for(folder.path, "start it again: it goes on where it stopped"), folder.locked():
         folder.claim(config.to_dict(), config.defaults())
         finished = folder.results()
         if finished is not None:
             watch.run_done(config, finished, True)
             return finished
-        return _Run(config, folder, data(config.scenario), watch).execute()
+        with _checkpoints(folder):
+            return _Run(config, folder, data(config.scenario), watch).execute()
+
+
+@contextmanager
+def _checkpoints(folder: RunFolder) -> Iterator[None]:
+    """Inside, a checkpoint that cannot be written or read is an error that says where and what to do."""
+    try:
+        yield
+    except SafetensorError as error:
+        if "os error 28" in str(error):
+            raise OSError(errno.ENOSPC, "No space left on device") from error
+        remedy = "delete that folder and start it again: the task begins anew"
+        raise damaged(folder.path / "learning", str(error), remedy) from error
 
 
 class _Run:
     def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Watch) -> None:
         self.config, self.folder, self.scenario, self.watch = config, folder, scenario, watch
+        folder.claim_data(describe(scenario))
         self.environment = folder.environment()
         self.log = Log(folder.path / "log.jsonl")
         self.device = config.regime.device
@@ -180,7 +198,7 @@ class _Run:
 
     def _finished(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
-        while (record := load_record(self.folder.task(len(records)))) is not None:
+        while (record := load_record(self.folder.task(len(records)), FIGURES)) is not None:
             records.append(record)
         return records
 

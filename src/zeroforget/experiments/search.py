@@ -12,7 +12,6 @@ After De Lange et al. (2021) and Masana et al. (2020), to whom the paper refers.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zeroforget.data import Task
-from zeroforget.experiments.results import write_json
+from zeroforget.experiments.disk import read_json, write_json
 from zeroforget.methods import Method
 from zeroforget.training import Diverged, FitLog, accuracy
 
@@ -175,8 +174,7 @@ class Search:
     def _read(self) -> dict[str, float | None]:
         if self.file is None or not self.file.exists():
             return {}
-        values: dict[str, float | None] = json.loads(self.file.read_text())
-        return values
+        return read_json(self.file, "delete it, and the trials of this task are made anew")
 
     def _write(self) -> None:
         if self.file is not None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from zeroforget.experiments.results import write_json
+from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.methods import Method
 from zeroforget.training.checkpoint import Checkpoint
 
 RECORD = "task.json"
 TENSORS = "state.safetensors"
+FIGURES = ("name", "classes", "accuracy", "log", "logits", "seconds", "parameters", "overhead", "growth", "unchanged")
+"""What a run notes of a finished task."""
+_REMEDY = "delete the run's folder and start it again"
 
 
 def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
@@ -30,20 +34,26 @@ def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
     sync(folder.parent)
 
 
-def load_record(folder: Path) -> dict[str, Any] | None:
-    """A finished task's task.json, or None."""
+def load_record(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any] | None:
+    """A finished task's task.json, or None. It must have the structure and what else is `needed`."""
     file = folder / RECORD
     if not file.exists():
         return None
-    record: dict[str, Any] = json.loads(file.read_text())
+    record = read_json(file, _REMEDY)
+    if missing := [name for name in ("structure", *needed) if name not in record]:
+        raise damaged(file, f"it lacks '{missing[0]}'", _REMEDY)
     return record
 
 
 def load_method(folder: Path, method: Method) -> None:
     """Bring a method that was just built to where it stood when the task was finished."""
-    record, saved = load_record(folder), Checkpoint(folder / TENSORS).load()
+    record = load_record(folder)
+    try:
+        saved = Checkpoint(folder / TENSORS).load()
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise damaged(folder / TENSORS, str(error), _REMEDY) from error
     if record is None or saved is None:
-        raise ValueError(f"{folder} lacks {RECORD} or {TENSORS}; delete the run's folder and start it again")
+        raise ValueError(f"{folder} lacks {RECORD} or {TENSORS}; {_REMEDY}")
     method.replay(record["structure"])
     load_tensors(method, saved[0], str(folder))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zeroforget.experiments.disk import room_for
 from zeroforget.experiments.report import charts, gather
 from zeroforget.experiments.report.book import vegalite_version
 from zeroforget.experiments.report.gather import Group, Row
@@ -44,7 +45,8 @@ def write_figures(runs: Sequence[Results], folder: Path, formats: Sequence[str] 
     for figure in figures(runs):
         for kind in formats:
             path = folder / f"{figure.name}.{kind}"
-            path.write_bytes(figure.data(kind))
+            with room_for(path):
+                path.write_bytes(figure.data(kind))
             paths.append(path)
     return paths
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from zeroforget._version import __version__
+from zeroforget.experiments.disk import write_text
 from zeroforget.experiments.report import boxes, gather
 from zeroforget.experiments.report.book import Book, escaped
 from zeroforget.experiments.report.charts import Style
@@ -22,9 +23,7 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-sr
 
 def write_report(runs: Sequence[Results], path: Path, *, command: str = "", made: datetime | None = None) -> None:
     """Write the report of these runs as one self-contained page."""
-    text = page(runs, command=command, made=made)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_text(path, page(runs, command=command, made=made))
 
 
 def page(runs: Sequence[Results], *, command: str = "", made: datetime | None = None) -> str:

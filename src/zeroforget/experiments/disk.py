@@ -1,0 +1,61 @@
+"""The small files that runs and reports are kept in: written aside and renamed, and named when something is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file. ValueError names the file and the remedy if it holds none."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # no JSON, or not even text
+        what = "it is empty" if not path.stat().st_size else str(error)
+        raise damaged(path, what, remedy) from error
+    if not isinstance(values, dict):
+        raise damaged(path, f"it should hold a JSON object, and holds a {type(values).__name__}", remedy)
+    return values
+
+
+def damaged(path: Path, what: str, remedy: str) -> ValueError:
+    """The error for a file that cannot be used."""
+    return ValueError(f"{path} is damaged: {what}; {remedy}")
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write aside, sync, rename: a crash leaves the old file or the new one."""
+    write_text(path, json.dumps(values, indent=1, allow_nan=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for any text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with room_for(path), aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def room_for(path: Path, advice: str = "try again") -> Iterator[None]:
+    """Inside, an error for a full disk names what was to be written and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(f"cannot write {path}: {error.strerror}; make room and {advice}") from error
