@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.experiments.helpers import results, write_toml
+from tests.experiments.report_runs import study
 from zeroforget.cli import app
 from zeroforget.experiments.display import Lines, Live
 from zeroforget.experiments.experiment import Experiment
@@ -66,6 +68,36 @@ def test_table_in_every_format(tmp_path: Path) -> None:
     file = tmp_path / "table.tex"
     assert f"wrote {file}" in zeroforget("table", out, "-f", "latex", "-o", file)
     assert "\\bottomrule" in file.read_text()
+
+
+def test_costs_are_written_in_the_style_and_place_of_the_tables(tmp_path: Path) -> None:
+    results().save(tmp_path / "runs")
+    words = ("table", tmp_path / "runs", "--costs", "-f")
+    shown = zeroforget(*words, "csv")
+    first, second = (list(csv.reader(part.splitlines())) for part in shown.split("\n\n"))
+    assert {len(line) for line in first} == {8}
+    assert second[0][:4] == ["table", "method", "parameters", "training"]
+    assert second[1] == ["digits/5 · small", "finetuning", "10", "0", "0", "0", "2", "2", "2", ""]
+    assert "\n| Finetuning | 10 | 0 B | 0 B | 0 | 2.0 | 2 of 2 tasks | – |\n" in zeroforget(*words, "markdown")
+    assert zeroforget(*words, "latex").count("\\end{tabular}") == 2
+    for style in ("csv", "terminal"):
+        file = tmp_path / f"costs.{style}"
+        assert zeroforget(*words, style, "-o", file) == f"wrote {file}\n"
+        assert file.read_text().split("\n\n")[-1].count("\n") >= 2
+    assert (tmp_path / "costs.csv").read_text() == shown
+
+
+def test_report_reads_archives_and_leaves_out_their_curves(tmp_path: Path) -> None:
+    study()[0].save(tmp_path / "runs" / "a")
+    zeroforget("archive", tmp_path / "runs", "-o", tmp_path / "a.json")
+    for source, curves in (("runs", True), ("a.json", False)):
+        page = tmp_path / f"{source}.html"
+        assert "(1 runs" in zeroforget("report", tmp_path / source, "-o", page)
+        assert ("over the epochs of task 1" in page.read_text()) == curves
+    figures = tmp_path / "figures"
+    zeroforget("report", tmp_path / "a.json", "-o", tmp_path / "r.html", "--figures", figures)
+    assert figures.is_dir()
+    assert not list(figures.glob("*curves*"))
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_costs_and_forward_transfer() -> None:
         results("tfm", accuracy=[[0.9], [0.9, 0.8]]),
         results("alone", accuracy=[[0.9], [0.9, 0.7]]),
     ]
-    assert [dict(zip(COSTS, row, strict=True)) for row in costs(made)] == [
+    assert [dict(zip(COSTS, row, strict=True)) for row in (each.cells for each in costs(made).rows)] == [
         {
             "Method": "TFM",
             "parameters": "10",

@@ -12,7 +12,6 @@ from zeroforget.cli.app import app, console
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
-    from zeroforget.experiments.results import Results
 
 
 @app.command("run")
@@ -73,21 +72,19 @@ def table_command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.")] = None,
 ) -> None:
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
-    from zeroforget.experiments import formats
+    from zeroforget.experiments import archive, formats
     from zeroforget.experiments import tables as made
 
-    results = _load(runs)
+    results = archive.load_all(runs)
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
+    more = formats.costs_text([made.costs(group) for group in made.groups(results)], style) if costs else ""
     if style == "terminal" and output is None:
         for table in tables:
             console.print(formats.terminal(table), soft_wrap=True)
+        typer.echo(more, nl=False)
     else:
-        _put(formats.text(tables, style), output)
-    if costs:
-        for group in made.groups(results):
-            text = formats.plain(made.COSTS, made.costs(group))
-            console.print(f"{group[0].scenario} · {group[0].network}\n{text}", soft_wrap=True, highlight=False)
+        _put(formats.text(tables, style) + ("\n" + more if more else ""), output)
 
 
 @app.command("archive")
@@ -98,23 +95,18 @@ def archive_command(
     """Finished runs as one small JSON file, without their training curves; `table` reads it like the runs."""
     from zeroforget.experiments import archive
 
-    results = _load(runs)
+    results = archive.load_all(runs)
     archive.save(results, output)
     console.print(f"wrote {len(results)} runs to {output}", soft_wrap=True, highlight=False)
-
-
-def _load(paths: list[Path]) -> list[Results]:
-    from zeroforget.experiments import archive
-    from zeroforget.experiments.results import load_runs
-
-    return [each for path in paths for each in (archive.load(path) if archive.is_archive(path) else load_runs([path]))]
 
 
 def _put(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text)
+        from zeroforget.experiments.disk import write_text
+
+        write_text(output, text)
         console.print(f"wrote {output}", soft_wrap=True, highlight=False)
 
 

@@ -14,7 +14,7 @@ from zeroforget.cli.app import app, console
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold several.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also write every chart into this folder.")] = None,
     formats: Annotated[
@@ -22,11 +22,11 @@ def report(
     ] = "svg",
 ) -> None:
     """Show finished runs on one page that works without a network: tables, accuracy, overhead, growth, curves."""
+    from zeroforget.experiments import archive
     from zeroforget.experiments.report import known_formats, write_figures, write_report
-    from zeroforget.experiments.results import load_runs
 
     wanted = known_formats(formats.split(","))
-    found = load_runs(runs)
+    found = archive.load_all(runs)
     write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
     console.print(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)", highlight=False, markup=False)
     if figures is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Sequence
 
 from rich.text import Text
 
-from zeroforget.experiments.tables import BASELINES, Row, Table
+from zeroforget.experiments.tables import BASELINES, COSTS, Cost, CostTable, Row, Table
 
 
 def text(tables: Sequence[Table], style: str) -> str:
@@ -112,4 +113,52 @@ def to_csv(tables: Sequence[Table]) -> str:
                 figures = (cell.accuracy, cell.forgetting, cell.spread)
                 texts = ["" if figure is None else f"{figure:.6g}" for figure in figures]
                 writer.writerow([table.title, row.method, row.source, row.seeds, column, *texts])
+    return out.getvalue()
+
+
+# Costs -------------------------------------------------------------------------------------------------------------
+
+
+def costs_text(tables: Sequence[CostTable], style: str) -> str:
+    """Tables of costs in one of the same styles."""
+    if style == "csv":
+        return _costs_csv(tables)
+    one = {"markdown": _costs_markdown, "latex": _costs_latex}.get(style, _costs_plain)
+    return "\n".join(one(table) for table in tables)
+
+
+def _costs_plain(table: CostTable) -> str:
+    return f"{table.title}\n{plain(COSTS, [row.cells for row in table.rows])}\n"
+
+
+def _costs_markdown(table: CostTable) -> str:
+    lines = [f"**{table.title}**", "", _pipes(COSTS), _pipes(["---", *["---:"] * (len(COSTS) - 1)])]
+    lines += [_pipes(list(map(_escape_pipes, row.cells))) for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _costs_latex(table: CostTable) -> str:
+    columns = len(COSTS)
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * (columns - 1)}}}",
+        "\\toprule",
+        f"\\multicolumn{{{columns}}}{{c}}{{\\textbf{{{_tex(table.title)}}}}} \\\\",
+        *(" & ".join(map(_tex, line)) + " \\\\" for line in [COSTS, *(row.cells for row in table.rows)]),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    lines.insert(4, "\\midrule")
+    return "\n".join(lines) + "\n"
+
+
+def _costs_csv(tables: Sequence[CostTable]) -> str:
+    """One line for each method, with full precision; overhead in bits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["table", *(field.name for field in dataclasses.fields(Cost))])
+    for table in tables:
+        for row in table.rows:
+            figures = dataclasses.astuple(row)
+            texts = ["" if figure is None else f"{figure:.10g}" for figure in figures[1:]]
+            writer.writerow([table.title, figures[0], *texts])
     return out.getvalue()

@@ -255,32 +255,70 @@ def _last_cells(rows: Sequence[Row]) -> Row:
 # Costs -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What one method took: means over seeds, after the last task. Overhead is in bits."""
+
+    method: str
+    parameters: float
+    training: float
+    inference: float
+    epochs: float
+    seconds: float
+    kept: float
+    tasks: int
+    transfer: float | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A row under the header `COSTS`."""
+        return (
+            TITLES.get(self.method, self.method),
+            f"{self.parameters:,.0f}",
+            size(self.training),
+            size(self.inference),
+            f"{self.epochs:.0f}",
+            f"{self.seconds:.1f}",
+            f"{self.kept:g} of {self.tasks} tasks",
+            "–" if self.transfer is None else signed(self.transfer),
+        )
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """The costs of the methods that stand in one table."""
+
+    title: str
+    rows: tuple[Cost, ...]
+
+
 COSTS = ("Method", "parameters", "overhead training", "inference", "epochs", "seconds", "bits kept", "transfer")
 
 
-def costs(group: Sequence[Results]) -> list[tuple[str, ...]]:
-    """What each method of one table took: a row under the header `COSTS`, means over seeds, after the last task.
+def costs(group: Sequence[Results]) -> CostTable:
+    """What each method of one table took.
 
     "bits kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer,
     where the runs hold a method `alone` with the same seed.
     """
     alone = {r.seed: r.learned for r in group if r.method == "alone"}
-    return [_cost(runs, alone) for runs in by_method(group)]
+    rows = tuple(_cost(runs, alone) for runs in by_method(group))
+    return CostTable(f"{group[0].scenario} · {group[0].network}", rows)
 
 
-def _cost(runs: Sequence[Results], alone: dict[int, list[float]]) -> tuple[str, ...]:
+def _cost(runs: Sequence[Results], alone: dict[int, list[float]]) -> Cost:
     method = runs[0].method
     transfers = [100 * r.forward_transfer(alone[r.seed]) for r in runs if r.seed in alone and method != "alone"]
-    kept = [sum(r.unchanged) for r in runs]
-    return (
-        TITLES.get(method, method),
-        f"{mean([r.parameters[-1] for r in runs]):,.0f}",
-        size(mean([r.overhead[-1]["training"] for r in runs])),
-        size(mean([r.overhead[-1]["inference"] for r in runs])),
-        f"{mean([sum(r.epochs) for r in runs]):.0f}",
-        f"{mean([sum(r.seconds) for r in runs]):.1f}",
-        f"{mean(kept):g} of {len(runs[0].tasks)} tasks",
-        signed(mean(transfers)) if transfers else "–",
+    return Cost(
+        method,
+        parameters=mean([r.parameters[-1] for r in runs]),
+        training=mean([r.overhead[-1]["training"] for r in runs]),
+        inference=mean([r.overhead[-1]["inference"] for r in runs]),
+        epochs=mean([sum(r.epochs) for r in runs]),
+        seconds=mean([sum(r.seconds) for r in runs]),
+        kept=mean([sum(r.unchanged) for r in runs]),
+        tasks=len(runs[0].tasks),
+        transfer=mean(transfers) if transfers else None,
     )
 
 

@@ -157,6 +157,8 @@ def curves(group: Group, k: int, quantity: str) -> list[Row]:
     rows = []
     for entry in group.entries:
         log = entry.runs[0].logs[k]
+        if not all(log["epochs"]):
+            continue  # an archive keeps no curves
         for place in _thinned(len(log["epochs"]), log["best"]):
             value = float(log["epochs"][place][quantity]) * (100 if quantity == "val_accuracy" else 1)
             if math.isfinite(value):

@@ -145,9 +145,9 @@ def _growth_rows(growth: Growth) -> list[list[str]]:
 
 
 def _curves(group: Group, book: Book, prefix: str) -> str:
-    if not any(log["epochs"] for run in group.runs for log in run.logs):
-        return ""
     rows = {q: [gather.curves(group, k, q) for k in range(len(group.tasks))] for q in charts.QUANTITIES}
+    if not any(each for parts in rows.values() for each in parts):
+        return ""
     shapes = {q: charts.curves(book.style, q, gather.lowest(each)) for q, each in rows.items()}
     cells = []
     for k, task in enumerate(group.tasks):
