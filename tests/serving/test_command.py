@@ -50,6 +50,30 @@ def test_mistakes_are_told_in_a_sentence(trained: Path, tmp_path: Path) -> None:
         taken.listen()
         assert "choose another --port" in said(str(trained), "--port", str(taken.getsockname()[1]))
     assert "upload must be more than zero" in said(str(trained), "--upload", "0")
+    for host in ("nosuch.invalid", "192.0.2.1"):  # one has no address, the other is not this machine's
+        assert "--host" in said(str(trained), "--port", "0", "--host", host)
+        assert "--port" not in said(str(trained), "--port", "0", "--host", host)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--upload", "inf"), "--upload wants a number"),
+        (("--upload", "nan"), "--upload wants a number"),
+        (("--memory", "inf"), "--memory wants a number"),
+        (("--memory", "1e300"), "memory must be at most"),
+        (("--pixels", "-inf"), "--pixels wants a number"),
+        (("--poll", "inf"), "poll_seconds must be at most"),
+        (("--poll", "1e12"), "poll_seconds must be at most"),
+        (("--poll", "nan"), "poll_seconds must be more than zero"),
+        (("--threads", "99999999999"), "--threads"),
+        (("--queue", "9" * 30), "queue must be at most"),
+    ],
+)
+def test_numbers_without_end(trained: Path, words: tuple[str, str], told: str) -> None:
+    result = CliRunner().invoke(app, ["serve", str(trained), *words])
+    assert isinstance(result.exception, (ValueError, SystemExit))
+    assert told in f"{result.exception} {result.output}"
 
 
 def test_addresses() -> None:

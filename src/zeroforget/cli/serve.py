@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,9 @@ def serve_command(
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait at once.")] = 256,
     batch: Annotated[int, typer.Option(min=1, help="Pictures classified together at most.")] = 64,
     memory: Annotated[float, typer.Option(help="MiB of tasks' own networks that are kept ready.")] = 1024,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; by default torch decides.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")
+    ] = None,
     poll: Annotated[float, typer.Option(help="Seconds between looks at the folder for new tasks.")] = 1.0,
 ) -> None:
     """Serve a model's tasks over HTTP, with a page at /. A task learned meanwhile appears by itself."""
@@ -37,8 +40,8 @@ def serve_command(
         raise ValueError(str(error)) from None
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     settings = Settings(
-        upload=int(upload * 2**20), pixels=int(pixels * 1e6), queue=queue, batch=batch, memory=int(memory * 2**20),
-        poll_seconds=poll,
+        upload=_whole("upload", upload, 2**20), pixels=_whole("pixels", pixels, 10**6), queue=queue, batch=batch,
+        memory=_whole("memory", memory, 2**20), poll_seconds=poll,
     )  # fmt: skip
     if threads is not None:
         torch.set_num_threads(threads)
@@ -49,3 +52,10 @@ def serve_command(
             errors.print("whoever reaches this address can use the model: there is no password", highlight=False)
 
     serve(model, host=host, port=port, settings=settings, ready=ready)
+
+
+def _whole(name: str, given: float, unit: int) -> int:
+    """So many units; nothing that is no number, or has no end."""
+    if not math.isfinite(given):
+        raise ValueError(f"--{name} wants a number above zero, such as 20; got {given}")
+    return int(given * unit)

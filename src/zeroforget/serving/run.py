@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import socket
@@ -35,9 +36,9 @@ def bound(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise OSError(
-            f"cannot serve at {host}, port {port}: {error.strerror or error}; choose another --port"
-        ) from None
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        advice = "name an address of this machine with --host" if elsewhere else "choose another --port"
+        raise OSError(f"cannot serve at {host}, port {port}: {error.strerror or error}; {advice}") from None
     except OverflowError:
         sock.close()
         raise ValueError(f"a port is a number from 0 to 65535, not {port}") from None

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 MEBI = 2**20
+_MANY = 2**40
+_MOST = {"queue": 10**6, "batch": 10**5, "decoders": 256}
+_MOST_SECONDS = 10**7
+"""Some months; a thread cannot be told to wait for centuries."""
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,6 @@ class Settings:
             value = getattr(self, one.name)
             if not value > 0:
                 raise ValueError(f"{one.name} must be more than zero, not {value}")
+            most = _MOST_SECONDS if one.name.endswith("_seconds") else _MOST.get(one.name, _MANY)
+            if value > most:
+                raise ValueError(f"{one.name} must be at most {most:,}, not {value}")
