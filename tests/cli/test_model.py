@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tutorial import TUTORIAL, run, sessions, workplace
-from tests.store.helpers import QUICK, write_digits
+from tests.store.helpers import QUICK, tree, write_digits
 from zeroforget.store import open_model
 
 ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]
@@ -146,14 +146,33 @@ MISTAKES = {
     "export {0}/garden -o {0}/x.onnx": "--all",
     "ship {0}/garden -o {0}/x.zfu": "--since",
     "receive {0}/garden {0}/garden/model.json": "is no update",
+    "learn {0}/garden/model.json {0}/nothing --task x": "is a file, and a model is a folder",
+    "learn {0}/new {0}/low --task x --seed -1": "seed is a whole number",
+    "learn {0}/new {0}/low --task x --width 17": "width is a share",
+    "verify {0}/garden --data low={0}/low --data low={0}/middle": "names the task 'low' twice",
+    "verify {0}/garden --is abc": "at least 8 digits",
+    "export {0}/nothing --all -o {0}/x.onnx": "there is no model",
+    "export {0}/garden --all -o {0}/nosuch/x.onnx": "there is no folder",
+    "export {0}/garden --task low -o {0}/garden/tasks/001-low/born.safetensors": "belongs to the model itself",
+    "ship {0}/garden --all -o {0}/nosuch/x.zfu": "there is no folder",
+    "ship {0}/garden --all -o {0}/garden/model.json": "belongs to the model itself",
+    "ship {0}/garden --all -o {0}/low": "is a folder; name a file",
+    "undo {0}/garden": "say --yes",
+    "adopt {0}/new {0}/low --task x --network small --weights x --classes {0}/low/digit0/000.png": "no text in UTF-8",
+    "adopt {0}/new {0}/low --task x --network small --weights x --mean 1e31": "got 1e+31",
+    "adopt {0}/new {0}/low --task x --network small --weights x --std 1e-7": "got 1e-07",
+    "adopt {0}/new {0}/low --task x --network small --weights x --seed -1": "seed is a whole number",
+    "adopt {0}/garden/model.json {0}/low --task x --network small --weights x": "is a file, and a model is a folder",
 }
 
 
 @pytest.mark.parametrize("command", MISTAKES)
 def test_mistakes_are_one_plain_sentence(garden: Path, command: str) -> None:
+    before = tree(garden)
     output, code = run(f"zeroforget {command.format(garden)}")
     assert code == 2
     assert MISTAKES[command] in output
+    assert tree(garden) == before
 
 
 def test_a_search_prints_what_it_tried(garden: Path) -> None:

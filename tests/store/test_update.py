@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -151,6 +152,19 @@ def test_damaged_updates_change_nothing(pair: tuple[Model, Model], tmp_path: Pat
     with pytest.raises(ModelError, match="cannot be read"):
         behind.receive(tmp_path / "missing.zfu")
     assert behind.verify()
+
+
+def test_a_full_disk_is_told_and_leaves_no_file(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "u.zfu").write_bytes(b"an older one")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", full)
+        with pytest.raises(ModelError, match=r"u\.zfu could not be written: the disk is full; make room"):
+            open_model(trained).ship(tmp_path / "u.zfu")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"u.zfu": b"an older one"}
 
 
 def test_an_update_says_what_it_is(trained: Path, tmp_path: Path) -> None:

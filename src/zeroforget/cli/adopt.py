@@ -77,7 +77,7 @@ def adopt_command(
     from zeroforget.store import Options, Watch
     from zeroforget.store.adoption import Given, adopt, doubt
 
-    names = None if classes is None else tuple(filter(None, map(str.strip, classes.read_text().splitlines())))
+    names = None if classes is None else _names(classes)
     options = Options(network=network, width=width, size=size, gray=gray, seed=seed, held_out=0.5)
     given = Given(
         weights, _numbers("mean", mean), _numbers("std", std), names, _settings(settings or []),
@@ -95,6 +95,13 @@ def adopt_command(
 
 def _say(text: str) -> None:
     console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _names(file: Path) -> tuple[str, ...]:
+    try:
+        return tuple(filter(None, map(str.strip, file.read_text(encoding="utf-8-sig").splitlines())))
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text in UTF-8; save it so, with the name of each output on a line") from None
 
 
 def _numbers(what: str, text: str | None) -> tuple[float, ...] | None:

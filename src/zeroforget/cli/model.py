@@ -261,9 +261,12 @@ def verify_command(
     from zeroforget.store.folder import Folder
     from zeroforget.store.verify import verify
 
-    folders = dict(_pair(text) for text in data or ())
-    report = verify(Folder(model), folders)
-    same = head is None or (len(head) >= 8 and report.head.startswith(head.lower()))
+    if head is not None and len(head) < 8:
+        raise ValueError(
+            f"--is wants at least 8 digits of the model's hash, and '{head}' is too short to prove anything"
+        )
+    report = verify(Folder(model), _folders(data or ()))
+    same = head is None or report.head.startswith(head.lower())
     if as_json:
         typer.echo(json.dumps(_report(report) | {"holds": report.holds and same}, indent=1))
     else:
@@ -272,6 +275,15 @@ def verify_command(
             console.print(f"[bold red]✗[/] the model is {report.head[:16]}, not {escape(head or '')}", highlight=False)
     if not (report.holds and same):
         raise typer.Exit(1)
+
+
+def _folders(given: Sequence[str]) -> dict[str, Path]:
+    out: dict[str, Path] = {}
+    for name, folder in map(_pair, given):
+        if name in out:
+            raise ValueError(f"--data names the task '{name}' twice ({out[name]} and {folder}); measure one at a time")
+        out[name] = folder
+    return out
 
 
 def _pair(text: str) -> tuple[str, Path]:
@@ -444,7 +456,9 @@ def undo_command(
     from zeroforget.store.model import undo
 
     entries = Folder(model).entries()
-    if entries and not yes and sys.stdin.isatty():
+    if entries and not yes:
+        if not sys.stdin.isatty():
+            raise ValueError(f"undo asks before it takes back {entries[-1][1]}, and nobody can answer here; say --yes")
         typer.confirm(f"Take back {entries[-1][1]}? What it learned is lost unless it was shipped", abort=True)
     name = undo(Folder(model), Watch(say=say, wait=None if wait else 0.0))
     left = [entry[1] for entry in Folder(model).entries()]

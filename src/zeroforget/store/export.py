@@ -6,7 +6,6 @@ import functools
 import importlib
 import io
 import json
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import Preprocessing, TaskFacts
 from zeroforget.store.folder import PROBE
+from zeroforget.store.output import output
 
 if TYPE_CHECKING:
     from zeroforget.store.model import Model
@@ -49,20 +49,17 @@ def export(model: Model, out: Path, task: str | int | None, form: str) -> Path:
         raise ModelError(f"a network can be exported as 'onnx' or 'torch' (torch.export), not '{form}'")
     if form == "torch" and task is None:
         raise ModelError("torch.export programs hold one task each; name the task")
+    model.head  # noqa: B018 - says so if there is no model
     chosen = list(model.tasks) if task is None else [model.task(task)]
     if not chosen:
         raise ModelError(f"{model.path} has no task to export")
-    aside = out.with_name(f".{out.stem}.{os.getpid()}{out.suffix or '.' + form}")
-    try:
+    with output(out, model.path, out.suffix or f".{form}") as aside:
         if form == "torch":
             _torch(model, chosen[0], aside)
         elif task is None:
             _all_onnx(model, chosen, aside)
         else:
             _onnx(model, chosen[0], aside)
-        aside.replace(out)
-    finally:
-        aside.unlink(missing_ok=True)
     return out
 
 

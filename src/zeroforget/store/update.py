@@ -6,7 +6,6 @@ to end.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from zeroforget.store.facts import ModelFacts, TaskFacts
 from zeroforget.store.fields import MOST_BYTES, VERSION, Fields, read_bytes, sealed, sha256, unsealed
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.options import Watch
+from zeroforget.store.output import check_output, output
 
 MAGIC = b"zeroforget update\n"
 _FILES = (TASK, BORN, PROBE, SPREAD)
@@ -49,6 +49,7 @@ class Update:
 def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts, ...]:
     """Write what was born after the task `since`, or the whole model; the tasks in it come back."""
     chain = folder.read()
+    check_output(out, folder.path)
     after = 0 if since is None else chain.find(since).number
     tasks = chain.tasks[after:]
     if not tasks:
@@ -76,13 +77,8 @@ def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts,
             "files": [{"bytes": len(content), "sha256": sha256(content)} for content in contents],
         }
     )
-    aside = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
+    with output(out, folder.path) as aside:
         files.write(aside, b"".join([MAGIC, len(header).to_bytes(8, "big"), header, *contents]))
-        aside.replace(out)
-        files.sync(out.parent)
-    finally:
-        aside.unlink(missing_ok=True)
     return tasks
 
 

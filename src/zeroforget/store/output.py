@@ -1,0 +1,44 @@
+"""A file that a model writes for others: whole or not at all, and never over the model's own files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zeroforget.store import files
+from zeroforget.store.errors import ModelError
+from zeroforget.store.folder import MODEL, TRAINING
+from zeroforget.store.lock import NAME
+
+_OWN = {MODEL, "tasks", TRAINING, NAME}
+
+
+@contextmanager
+def output(out: Path, model: Path, ending: str = ".part") -> Iterator[Path]:
+    """A file to write beside `out`; it gets that name if nothing goes wrong, and is removed otherwise."""
+    check_output(out, model)
+    aside = out.with_name(f".{os.getpid()}-{out.stem[:40]}{ending}")
+    try:
+        yield aside
+        aside.replace(out)
+        files.sync(out.parent)
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        why = "the disk is full; make room, or write it elsewhere" if full else error.strerror or str(error)
+        raise ModelError(f"{out} could not be written: {why}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def check_output(out: Path, model: Path) -> None:
+    """Refuse a place where no file can be written, or that is the model's own."""
+    if not out.parent.is_dir():
+        raise ModelError(f"there is no folder {out.parent} to write {out.name} into; make it first")
+    if out.is_dir():
+        raise ModelError(f"{out} is a folder; name a file to write")
+    place, own = out.parent.resolve() / out.name, model.resolve()
+    if place.is_relative_to(own) and place.relative_to(own).parts[0] in _OWN:
+        raise ModelError(f"{out} belongs to the model itself; name another file to write")
