@@ -76,6 +76,15 @@ class Pulled(Method):
         return Overhead(training=bits(*self._anchors()))
 
 
+class Picky(Method):
+    """Takes shares only."""
+
+    def __init__(self, net: nn.Module, example: Tensor, *, share: float = 1.0) -> None:
+        super().__init__(net, example)
+        if share > 1:
+            raise ValueError(f"share is at most 1, not {share}")
+
+
 class Exploding(Method):
     """Diverges on the second task."""
 

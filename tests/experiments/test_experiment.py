@@ -83,6 +83,81 @@ def test_mistakes_are_named(text: str, words: str, tmp_path: Path) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("seeds.x=1", "--set seeds.x=1: 'seeds' is [0] and has no keys; set 'seeds' itself"),
+        ("network.width.y=1", "'network.width' is 8 and has no keys"),
+        ("about.x=1", "'about' is 'for people' and has no keys"),
+        ("name=..", "'..' cannot be the name of a folder"),
+        ("name=...", "'...' cannot be the name of a folder"),
+    ],
+)
+def test_changes_that_cannot_be_made_are_named(change: str, words: str, tmp_path: Path) -> None:
+    path = write_toml(tmp_path)
+    path.write_text('about = "for people"\n' + path.read_text())
+    with pytest.raises(ValueError) as caught:
+        Experiment.load(path, changes=[change])
+    assert words in str(caught.value)
+
+
+def test_a_device_for_a_regime_that_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'regime' is 3 and has no keys"):
+        load("regime = 3\n" + BASE + 'methods = ["ewc"]\n', tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "methods", "words"),
+    [
+        ('[{data="digits",tasks=2},{data="digits",tasks=5}]', '["ewc"]', "give one of its scenarios another name"),
+        ('"digits/5"', '{"a b" = {method="ewc"}, "a:b" = {method="ewc"}}', "rename one of the methods 'a b' and 'a:b'"),
+        ('"digits/5"', '{".." = {method="ewc"}}', "'..' cannot be the name of a folder"),
+        ('{name="..",data="digits"}', '["ewc"]', "'..' cannot be the name of a folder"),
+    ],
+)
+def test_every_run_needs_a_folder_of_its_own(scenarios: str, methods: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        load(f'network = "small"\nscenario = {scenarios}\nmethods = {methods}\n', tmp_path)
+    assert words in str(caught.value)
+    named = '[{name="two",data="digits",tasks=2},{data="digits",tasks=5}]'
+    assert len(load(f'network = "small"\nscenario = {named}\nmethods = ["ewc"]\n', tmp_path).runs()) == 2
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])
+def test_a_scenarios_seed_has_a_range(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"seed is 0 or more, and below 4,294,967,296; got {seed}"):
+        load(BASE + 'methods = ["ewc"]\n', tmp_path, changes=[f"scenario.seed={seed}"])
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "words"),
+    [
+        ("tfm", "early=2.0", "[methods.tfm]: early is a share"),
+        ("packnet", "prune=1.5", "[methods.packnet]: prune is the share"),
+    ],
+)
+def test_options_out_of_range_are_named_before_anything_is_trained(
+    method: str, option: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        load(BASE + f'methods = ["finetuning", "{method}"]\n', tmp_path, changes=[f"{method}.{option}"])
+    assert words in str(caught.value)
+
+
+def test_what_a_small_network_does_not_allow_is_left_to_the_real_one(tmp_path: Path) -> None:
+    (choice,) = load(BASE + "[methods.pnn]\ntasks = 500\n", tmp_path).methods
+    assert choice.options == {"tasks": 500}
+
+
+def test_a_file_may_begin_with_the_mark_of_notepad_but_must_be_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(BASE + 'methods = ["ewc"]\nabout = "naïve"\n', encoding="utf-8-sig")
+    assert Experiment.load(path).about == "naïve"
+    path.write_text(BASE + 'methods = ["ewc"]\nabout = "naïve"\n', encoding="latin-1")
+    with pytest.raises(ValueError, match=r"mine\.toml is not UTF-8 text .*; save it as UTF-8"):
+        Experiment.load(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no experiment file .*none\.toml"):
         Experiment.load(tmp_path / "none.toml")

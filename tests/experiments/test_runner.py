@@ -147,15 +147,15 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path: Path) -> N
 
 
 def test_a_run_that_failed_before_it_began_does_not_hold_its_folder(tmp_path: Path) -> None:
-    path = write_toml(tmp_path, epochs=1)
-    with pytest.raises(ValueError, match="early is a share"):
-        run(Experiment.load(path, methods=["tfm"], changes=["tfm.early=2.0"]), tmp_path / "out")
-    folder = tmp_path / "out" / Experiment.load(path, methods=["tfm"]).runs()[0].folder
+    path = write_toml(tmp_path, epochs=1, more='[methods.picky]\nmethod = "tests.experiments.helpers:Picky"\n')
+    with pytest.raises(ValueError, match="share is at most 1"):
+        run(Experiment.load(path, methods=["picky"], changes=["picky.share=2.0"]), tmp_path / "out")
+    folder = tmp_path / "out" / Experiment.load(path, methods=["picky"]).runs()[0].folder
     assert (folder / "config.json").exists()
     (folder / "environment.json").write_text("{}")
-    results = run(Experiment.load(path, methods=["tfm"], changes=["tfm.early=1.0"]), tmp_path / "out")[0]
+    results = run(Experiment.load(path, methods=["picky"], changes=["picky.share=0.5"]), tmp_path / "out")[0]
     assert results.environment["torch"] == torch.__version__
-    assert json.loads((folder / "config.json").read_text())["options"]["early"] == 1.0
+    assert json.loads((folder / "config.json").read_text())["options"]["share"] == 0.5
 
 
 def test_a_run_of_an_older_version_goes_on_unless_a_newer_option_is_set(tmp_path: Path) -> None:

@@ -175,6 +175,30 @@ def test_refuses_bad_input(name: str, options: dict[str, object], message: str) 
         nets.build(name, **({"shape": (3, 64, 64)} | options))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("width", "shape", "message"),
+    [
+        (1e10, (1, 8, 8), "at most 1000"),
+        (99999999999999999999, (1, 8, 8), "at most 1000"),
+        (300.0, (1, 8, 8), "small would have 1,152,076,800 weights, and 536,870,912 are the most; choose a smaller"),
+        (1.0, (1, 20000, 20000), "weights, and 536,870,912 are the most"),
+    ],
+)
+def test_no_network_is_too_large(width: float, shape: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nets.build("small", shape, width=width)
+
+
+def test_counting_draws_no_random_numbers() -> None:
+    """A network must be what its factory makes after the same seed."""
+    torch.manual_seed(3)
+    built = nets.build("lenet", (1, 32, 32))
+    torch.manual_seed(3)
+    made = nets.registry.NETWORKS["lenet"].factory((1, 32, 32))
+    for one, other in zip(built.parameters(), made.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_options_are_read_from_the_signature() -> None:
     assert list(nets.options("vgg16")) == ["width", "dropout", "norm"]
     assert list(nets.options("resnet50")) == ["width", "dropout"]

@@ -178,14 +178,19 @@ def missing(wanted: str | Mapping[str, Any] | Plan, root: Root = None) -> list[s
     return [name for name in names if find(source(name), root) is None]
 
 
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that numpy's generator does not take."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"a scenario's seed is 0 or more, and below 4,294,967,296; got {seed}")
+
+
 def scenario(
     wanted: str | Mapping[str, Any] | Plan, seed: int = 0, root: Root = None, progress: Progress | None = None
 ) -> Scenario:
     """The tasks of a scenario. The seed decides which classes go together (where they are shuffled) and which training
     images are kept for validation; `root` is the folder with the data sets (else ZEROFORGET_DATA, else the user's
     cache folder); `progress` hears how far decoding is."""
-    if seed < 0:
-        raise ValueError(f"a seed is 0 or more; got {seed}")
+    check_seed(seed)
     settled = plan(wanted)
     collections = [load(name, root, progress, settled.size) for name in settled.data]
     first = collections[0].shape

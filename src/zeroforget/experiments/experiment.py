@@ -6,16 +6,21 @@ import dataclasses
 import json
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
+
+from zeroforget import nets
 from zeroforget.experiments.checking import arguments, conform, keywords, known_key
 from zeroforget.experiments.parts import NamedPart, check_network, check_scenario
 from zeroforget.experiments.search import SearchSettings
 from zeroforget.methods import registry
 from zeroforget.training import Regime
+from zeroforget.training.seeding import seeded
 
 _KEYS = ("name", "about", "scenario", "network", "methods", "regime", "seeds", "search", "data_root")
 
@@ -49,8 +54,11 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """Where it goes, below the output folder."""
+        """Where it goes, below the output folder. ValueError for a name that would lead elsewhere."""
         parts = (self.experiment, self.scenario.name, self.choice.label, f"seed-{self.seed}")
+        for part in parts:
+            if not part.strip("."):
+                raise ValueError(f"'{part}' cannot be the name of a folder; choose another name")
         return Path(*(re.sub(r"[^\w.+=-]+", "-", part) for part in parts))
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,13 +126,7 @@ class Experiment:
         device: str | None = None,
     ) -> Experiment:
         """Read a TOML file; `changes` are 'key=value' such as regime.lr=0.1 or ewc.strength=100."""
-        try:
-            raw = tomllib.loads(path.read_text())
-        except FileNotFoundError as error:
-            raise ValueError(f"no experiment file {path}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from error
-        raw = {"name": path.stem} | raw
+        raw = {"name": path.stem} | _read(path)
         if isinstance(raw.get("data_root"), str):  # as seen from where the file lies
             raw["data_root"] = str(path.parent / Path(raw["data_root"]).expanduser())
         for key in raw:
@@ -137,7 +139,7 @@ class Experiment:
         if seeds is not None:
             raw["seeds"] = list(seeds)
         if device is not None:
-            raw["regime"] = raw.get("regime", {}) | {"device": device}
+            _apply(raw, f"regime.device={device}")
         return Experiment.from_dict(raw, where=str(path))
 
     @staticmethod
@@ -155,7 +157,7 @@ class Experiment:
         seeds = conform([seeds] if isinstance(seeds, int) else seeds, tuple[int, ...], f"{where}: seeds")
         if not seeds or len(set(seeds)) != len(seeds):
             raise ValueError(f"{where}: seeds must be one or more different numbers, not {list(seeds)}")
-        return Experiment(
+        made = Experiment(
             name=conform(raw["name"], str, f"{where}: name"),
             about=conform(raw.get("about", ""), str, f"{where}: about"),
             data_root=None if "data_root" not in raw else Path(conform(raw["data_root"], str, f"{where}: data_root")),
@@ -166,6 +168,41 @@ class Experiment:
             seeds=seeds,
             search=_dataclass(SearchSettings, raw.get("search", {}), f"{where}: [search]"),
         )
+        _check_folders(made, where)
+        return made
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A TOML file's keys. Some editors put a mark before the first one."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise ValueError(f"no experiment file {path}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _check_folders(experiment: Experiment, where: str) -> None:
+    """Every run has a folder of its own, below the output folder."""
+    taken: dict[Path, RunConfig] = {}
+    for config in experiment.runs():
+        try:
+            folder = config.folder
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if (other := taken.setdefault(folder, config)) is not config:
+            raise ValueError(f"{where}: two runs would share the folder {folder}; {_apart(other, config)}")
+
+
+def _apart(one: RunConfig, other: RunConfig) -> str:
+    if one.scenario is other.scenario:
+        return f"rename one of the methods '{one.choice.label}' and '{other.choice.label}'"
+    return (
+        f'give one of its scenarios another name, such as {{ name = "{other.scenario.name}-again", data = ... }}, or '
+        "an experiment of its own"
+    )
 
 
 def _scenarios(raw: Any, where: str) -> tuple[NamedPart, ...]:
@@ -212,7 +249,27 @@ def _choices(tables: Mapping[str, Mapping[str, Any]], where: str) -> tuple[Choic
         if missing := [n for n, p in keywords(cls).items() if p.default is p.empty and n not in options | implied]:
             raise ValueError(f"{place} lacks '{missing[0]}', which has no default")
         choices.append(Choice(label, method, options))
+        _try_out(choices[-1], place)
     return tuple(choices)
+
+
+def _try_out(choice: Choice, where: str) -> None:
+    """Build a method of ours on a small network, so that a value out of range is met before anything is trained.
+
+    What such a network does not allow, the real one may: that is left to it.
+    """
+    if not choice.options or ":" in choice.method:
+        return
+    shape = (1, 8, 8)
+    with seeded("trial"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            registry.build(choice.method, nets.build("small", shape), torch.zeros(2, *shape), **choice.options)
+        except ValueError as error:
+            if "network" not in str(error):
+                raise ValueError(f"{where}: {error}") from error
+        except Exception:  # a mistake of the method's own, which its run will show
+            return
 
 
 def _dataclass(cls: type[Any], raw: Any, where: str) -> Any:
@@ -240,12 +297,15 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     if not rest:
         raw[first] = _value(text)
         return
-    table = raw.get(first, {})
-    table = {"name": table} if isinstance(table, str) else dict(table)
-    raw[first] = inner = table
-    for key in rest[:-1]:
-        inner[key] = dict(inner.get(key, {}))
-        inner = inner[key]
+    if first in ("scenario", "network") and isinstance(raw.get(first), str):
+        raw[first] = {"name": raw[first]}
+    inner = raw
+    for place, key in enumerate(path.split(".")[:-1]):
+        table = inner.get(key, {})
+        if not isinstance(table, dict):
+            owner = ".".join(path.split(".")[: place + 1])
+            raise ValueError(f"--set {change}: '{owner}' is {table!r} and has no keys; set '{owner}' itself")
+        inner[key] = inner = dict(table)
     inner[rest[-1]] = _value(text)
 
 

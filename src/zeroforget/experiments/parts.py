@@ -13,7 +13,7 @@ from torch import nn
 from zeroforget import nets
 from zeroforget.data import Scenario, scenario
 from zeroforget.data.collection import Progress
-from zeroforget.data.scenarios import plan
+from zeroforget.data.scenarios import check_seed, plan
 from zeroforget.experiments.checking import arguments, conform
 
 
@@ -38,7 +38,7 @@ def check_scenario(part: NamedPart, where: str) -> None:
     if ":" in part.name and not part.name.startswith("folder:"):
         arguments(_foreign(part.name), part.options, where)
         return
-    conform(part.options.get("seed", 0), int, f"{where}: seed")
+    check_seed(conform(part.options.get("seed", 0), int, f"{where}: seed"))
     plan(_wanted(part))
 
 

@@ -13,7 +13,7 @@ def initialize(net: nn.Module) -> None:
     Weights are normal with variance 2 / fan-in. The fan must be that of the input: a layer that grows rescales by it.
     """
     for module in net.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
+        if isinstance(module, nn.Conv2d | nn.Linear) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from zeroforget.nets.alexnet import AlexNet
@@ -25,6 +26,9 @@ class Network:
     factory: Callable[..., nn.Module]
     shape: Shape
 
+
+MOST_WEIGHTS = 2**29
+"""No network is built that has more."""
 
 NETWORKS = {
     "small": Network(Small, (1, 8, 8)),
@@ -67,7 +71,15 @@ def build(name: str, shape: Shape, *, width: float = 1.0, dropout: float | None 
             raise ValueError(f"network '{name}' has no option '{key}'{_nearest(key, known)} (its options: {has})")
     if dropout is not None:
         chosen["dropout"] = dropout
-    return find(name).factory(tuple(shape), width=width, **chosen)
+    factory, size = find(name).factory, tuple(shape)
+    with torch.device("meta"):  # without storage
+        weights = sum(p.numel() for p in factory(size, width=width, **chosen).parameters())
+    if weights > MOST_WEIGHTS:
+        raise ValueError(
+            f"{name} would have {weights:,} weights, and {MOST_WEIGHTS:,} are the most; "
+            "choose a smaller width, smaller images or another network"
+        )
+    return factory(size, width=width, **chosen)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from itertools import count
 
 from torch import nn
 
+WIDEST = 1000
+"""Whatever the network, more is a slip of the pen."""
 Shape = tuple[int, int, int]
 """Channels, height and width of one image."""
 
@@ -34,8 +35,10 @@ def check(shape: Shape, width: float, dropout: float) -> None:
     """Refuse what no network can be built with."""
     if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ValueError(f"an input shape is three positive integers (channels, height, width), not {shape!r}")
-    if not (math.isfinite(width) and width > 0):
-        raise ValueError(f"width must be a positive number (1.0 is the published network), not {width!r}")
+    if not 0 < width <= WIDEST:
+        raise ValueError(
+            f"width must be a positive number of at most {WIDEST} (1.0 is the published network), not {width!r}"
+        )
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, not {dropout!r}")
 
