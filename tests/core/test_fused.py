@@ -226,7 +226,7 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         affine = Affine(
             torch.randn(columns) if biased else None,
             torch.randn(3) if biased else None,
-            torch.rand(columns - 3) + 0.5 if scaled else None,
+            torch.cat([torch.zeros(1), torch.rand(columns - 4) + 0.5]) if scaled else None,
             torch.randn(columns - 3) if scaled else None,
             positions(born, columns),
             positions(covered, columns),

@@ -286,7 +286,8 @@ def _sums(
     if SCALED:
         factor = tl.load(scale + column, mask=exists, other=1.0)
         centre = tl.load(beta + column, mask=exists, other=0.0)
-        tl.store(made + columns + column, (tl.sum(second, 0) - centre * total) / factor, mask=exists)
+        divided = (tl.sum(second, 0) - centre * total) / tl.where(factor == 0.0, 1.0, factor)
+        tl.store(made + columns + column, tl.where(factor == 0.0, 0.0, divided), mask=exists)
         tl.store(made + 2 * columns + column, factor * total, mask=exists)
 
 

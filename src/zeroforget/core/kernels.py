@@ -155,7 +155,8 @@ def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple
         return m.to(g.dtype), None
     assert out is not None
     total, moment = m.sum(0), (m * out).sum(0)
-    sums = Sums((moment - given.beta * total) / given.scale, total, given.scale * total)
+    by_scale = torch.where(given.scale == 0, 0.0, (moment - given.beta * total) / given.scale)
+    sums = Sums(by_scale, total, given.scale * total)
     return (m * given.scale).to(g.dtype), sums
 
 

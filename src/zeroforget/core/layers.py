@@ -119,8 +119,6 @@ class GrowingLayer(nn.Module):
         """The newest task's output, differentiable in its newborn parts."""
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
-        if not (x.is_cuda or torch.compiler.is_compiling()):  # a GPU would have to be waited for: `train` does it there
-            self.refresh()
         geometry = None
         if self._numbers is not None:
             x, geometry = self._geometry(x)

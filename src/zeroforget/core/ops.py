@@ -145,8 +145,11 @@ def _scaled(scale: Tensor, block: Block, *grads: Tensor | None) -> list[Tensor |
 
 
 def _scale_gradients(g: Tensor, out: Tensor, scaling: Scaling, channel: int) -> tuple[Tensor, Tensor]:
-    """dγ = Σ g · y and dβ = Σ g, where y = (out − β) / γ is the layer's output before it was scaled."""
-    inverse = scaling.scale.reciprocal()
+    """dγ = Σ g · y and dβ = Σ g, where y = (out − β) / γ is the layer's output before it was scaled.
+
+    Where γ is 0 nothing is left of y, and dγ is said to be 0.
+    """
+    inverse = torch.where(scaling.scale == 0, 0.0, scaling.scale.reciprocal())
     if g.is_cuda and channel == 1 and g.dtype != torch.float64:
         # The reduction of a batch norm's backward is just this, in one pass over both tensors.
         _, _, by_scale, total = torch.batch_norm_backward_reduce(
