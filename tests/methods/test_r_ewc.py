@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -105,3 +108,51 @@ def test_forgets_less_than_fine_tuning_and_epochs_leave_rotations_out() -> None:
     method = helpers.run("r-ewc").method
     assert any(name.endswith(".inward") for name in method.state_dict())
     assert not any(name.endswith((".inward", ".outward")) for name in method.moving())
+
+
+class Positions(nn.Module):
+    """A linear layer over the channels of every position, which come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 2, 2), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 10)"""
+        channels_last = torch.relu(self.first(x)).permute(0, 2, 3, 1)
+        return torch.relu(self.second(channels_last)).mean((1, 2))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and a third one whose weight is a table too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(64, 9), nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 7)
+        self.c.weight = self.b.weight
+        self.table = nn.Embedding(7, 9)
+        self.table.weight = self.d.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 7)"""
+        h = torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x.flatten(1)))))))
+        out: Tensor = self.d(h + self.table.weight[0])
+        return out
+
+
+@pytest.mark.parametrize("net", [Positions, Tied])
+def test_channels_at_the_end_and_tied_weights_are_turned_too(net: type[nn.Module]) -> None:
+    """By the kind of layer, not the number of dimensions; a weight that two layers share has one rotation."""
+    torch.manual_seed(0)
+    method = learned(net()).eval()
+    turned = {"Positions": {"first", "second"}, "Tied": {"a", "b"}}[net.__name__]
+    assert {name.split(".")[0] for name in method.rotations()} == turned
+    task = helpers.tasks()[0]
+    before = helpers.answers(method, 0, task)
+    for samples in (None, 30):
+        method.turn(samples_of(task, Fit(), 0, samples))
+        torch.testing.assert_close(helpers.answers(method, 0, task), before, rtol=1e-3, atol=1e-4)
+    assert all(not torch.equal(r.bases[0], torch.eye(len(r.bases[0]))) for r in method.rotations().values())
+    again = REwc(net(), helpers.EXAMPLE)
+    for each in helpers.tasks()[1:]:
+        helpers.learn(again, each, regime=replace(helpers.REGIME, epochs=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -57,7 +57,8 @@ class REwc(Ewc):
     """EWC after each layer is turned so that the Fisher information is nearer to the diagonal that EWC takes it to be.
 
     Liu et al., "Rotate your networks: better weight consolidation and less catastrophic forgetting", ICPR 2018. Linear
-    layers and ungrouped convolutions are turned to the principal axes of their inputs and of their output gradients.
+    layers and ungrouped convolutions are turned to the principal axes of their inputs and of their output gradients;
+    layers that share a weight share the turn.
     After each task the old rotation is multiplied into the weights and a new one is found; the importance of earlier
     tasks is carried over to the new axes. Biases and normalizations are held as by EWC.
 
@@ -81,10 +82,12 @@ class REwc(Ewc):
         widest: int | None = None,
     ) -> None:
         self.widest = widest
-        for layer in _layers(net):
-            weight = layer.weight
-            if isinstance(weight, nn.Parameter) and weight.requires_grad and max(weight.shape[:2]) <= (widest or 2**62):
-                parametrize.register_parametrization(layer, "weight", Rotation(weight))
+        for layers in _layers(net):
+            weight = layers[0].weight
+            if weight.requires_grad and max(weight.shape[:2]) <= (widest or 2**62):
+                rotation = Rotation(weight)
+                for layer in layers:
+                    parametrize.register_parametrization(layer, "weight", rotation)
         super().__init__(net, example, strength=strength, samples=samples, labels=labels)
 
     def rotations(self) -> dict[str, Rotation]:
@@ -125,16 +128,18 @@ class REwc(Ewc):
 
     def _axes(self, data: Batches) -> dict[str, tuple[Tensor, Tensor]]:
         """Eigenvectors of E[δδᵀ] and E[xxᵀ] for each layer, in float64."""
-        watched = {f"{n}.parametrizations.weight.original": m for n, m in self.net.named_modules() if _turned(m)}
+        names = {id(weight): name for name, weight in self.weights().items()}
+        watched = {layer: names[id(weight)] for layer, weight in _turned(self.net)}
         sums: dict[str, list[Tensor]] = {}
         index = len(self.specs) - 1
         with in_eval(self), _ears(watched) as heard:
             for x, y in data:
                 heard.clear()
                 loss = F.cross_entropy(self(x, index), y, reduction="sum")  # each sample's own gradient
-                gradients = torch.autograd.grad(loss, [out for _, _, out in heard])
-                for (name, given, _), gradient in zip(heard, gradients, strict=True):
-                    parts = [_second_moment(gradient), _second_moment(given)]
+                gradients = torch.autograd.grad(loss, [out for _, _, out in heard]) if heard else ()
+                for (layer, given, _), gradient in zip(heard, gradients, strict=True):
+                    name = watched[layer]
+                    parts = [_second_moment(values, layer) for values in (gradient, given)]
                     sums[name] = [a + b for a, b in zip(sums[name], parts, strict=True)] if name in sums else parts
         return {name: (_eigenvectors(out), _eigenvectors(into)) for name, (out, into) in sums.items()}
 
@@ -148,29 +153,42 @@ class REwc(Ewc):
         return Overhead(training=super().overhead().training + bits(*turned))
 
 
-def _layers(net: nn.Module) -> list[nn.Linear | nn.Conv2d]:
-    """Layers whose inputs and outputs can be turned: a grouped convolution would mix its groups."""
-    layers = [module for module in net.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    return [layer for layer in layers if isinstance(layer, nn.Linear) or layer.groups == 1]
+def _layers(net: nn.Module) -> list[list[nn.Linear | nn.Conv2d]]:
+    """Layers whose inputs and outputs can be turned, those of one weight together.
+
+    A grouped convolution would mix its groups; a weight that anything else reads too must stay as it is.
+    """
+    readers: dict[int, list[nn.Module]] = {}
+    for module in net.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                readers.setdefault(id(parameter), []).append(module)
+    together: dict[int, list[nn.Linear | nn.Conv2d]] = {}
+    for module in net.modules():
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
+            together.setdefault(id(module._parameters.get("weight")), []).append(module)
+    return [layers for weight, layers in together.items() if readers.get(weight) == layers]
 
 
-def _turned(module: nn.Module) -> bool:
-    return parametrize.is_parametrized(module, "weight") and isinstance(module.parametrizations.weight[0], Rotation)  # type: ignore[index, union-attr]
+def _turned(net: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+    """Every layer that is turned, and the weight that it learns."""
+    for module in net.modules():
+        if parametrize.is_parametrized(module, "weight"):
+            steps = module.parametrizations.weight  # type: ignore[union-attr]
+            if isinstance(steps[0], Rotation):  # type: ignore[index]
+                yield module, steps.original  # type: ignore[union-attr, misc]
 
 
 @contextmanager
-def _ears(layers: dict[str, nn.Module]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """Inside, each call of a layer leaves its name, input and output."""
-    heard: list[tuple[str, Tensor, Tensor]] = []
+def _ears(layers: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Inside, each call of a layer leaves the layer, its input and its output."""
+    heard: list[tuple[nn.Module, Tensor, Tensor]] = []
 
-    def listen(name: str) -> object:
-        def hook(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            heard.append((name, given[0].detach(), out))
-            return out.clone()  # a ReLU in place must not change what was heard
+    def listen(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        heard.append((layer, given[0].detach(), out))
+        return out.clone()  # a ReLU in place must not change what was heard
 
-        return hook
-
-    handles = [layer.register_forward_hook(listen(name)) for name, layer in layers.items()]  # type: ignore[arg-type]
+    handles = [layer.register_forward_hook(listen) for layer in layers]
     try:
         yield heard
     finally:
@@ -178,9 +196,9 @@ def _ears(layers: dict[str, nn.Module]) -> Iterator[list[tuple[str, Tensor, Tens
             handle.remove()
 
 
-def _second_moment(values: Tensor) -> Tensor:
-    """Σ v vᵀ over samples and positions; channels are dimension 1 of images and the last one otherwise."""
-    rows = values.movedim(1, -1) if values.dim() > 3 else values
+def _second_moment(values: Tensor, layer: nn.Module) -> Tensor:
+    """Σ v vᵀ over samples and positions of what a layer reads or writes; only a convolution's channels are not last."""
+    rows = values.movedim(-3, -1) if isinstance(layer, nn.Conv2d) else values
     rows = rows.reshape(-1, rows.shape[-1]).double()
     return rows.T @ rows
 
