@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
@@ -34,6 +35,21 @@ def test_the_mode_weighs_each_element_by_its_fisher_information() -> None:
             shares = [f[element] + 1e-8 for f in fisher]
             expected = sum(s * w[element] for s, w in zip(shares, own, strict=True)) / sum(shares)
             assert float(parameter.detach().flatten()[element]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_tied_weights_are_merged_by_the_mode_too() -> None:
+    torch.manual_seed(0)
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 9))
+    tied[5].weight = tied[3].weight
+    method = Imm(tied, example(), merge="mode")
+    for each in tasks(2):
+        method.learn(each, Fit(regime(2)))
+    own, shares = (torch.stack([kept(k)["3.weight"] for k in range(2)]) for kept in (method._kept, method._fisher))
+    shares = shares + 1e-8
+    merged = method.net.get_parameter("3.weight")
+    torch.testing.assert_close(merged.detach(), (shares * own).sum(0) / shares.sum(0))
+    assert not torch.allclose(merged, own.mean(0))
+    assert method.net.get_parameter("5.weight") is merged
 
 
 def test_the_fisher_information_is_that_of_the_unmerged_network() -> None:

@@ -21,8 +21,8 @@ class Imm(Method):
 
     Lee et al., "Overcoming Catastrophic Forgetting by Incremental Moment Matching", NeurIPS 2017. The merge is the
     mean of the tasks' weights, or the mode of a mixture of Gaussians: each weight counts by its Fisher information.
-    Heads are each task's own and are not merged. Statistics of BatchNorm become those of the tasks' mixture: the mean
-    of means, and the mean of variances plus the variance of means.
+    Heads are each task's own and are not merged; frozen parameters stay as they were given. Statistics of BatchNorm
+    become those of the tasks' mixture: the mean of means, and the mean of variances plus the variance of means.
 
     Options:
         merge: "mean" or "mode".
@@ -68,7 +68,7 @@ class Imm(Method):
         super().add_task(spec)
         self.tasks.append(Kept(self._floats()))
         if self.merge == "mode":
-            self.fishers.append(Kept({name: torch.zeros_like(p) for name, p in self.net.named_parameters()}))
+            self.fishers.append(Kept({name: torch.zeros_like(p) for name, p in self._weights().items()}))
 
     def drop_task(self) -> None:
         """Take it back."""
@@ -92,7 +92,7 @@ class Imm(Method):
         if not task:
             return loss
         last = self._kept(task - 1)
-        return loss + self.strength * sum((p - last[n]).square().sum() for n, p in self.net.named_parameters())
+        return loss + self.strength * sum((p - last[n]).square().sum() for n, p in self._weights().items())
 
     def moving(self) -> dict[str, Tensor]:
         """The network and the newest head."""
@@ -103,7 +103,7 @@ class Imm(Method):
         index = len(self.specs) - 1
         self._kept(index).put(self._floats())
         if self.merge == "mode":
-            parameters = [f"net.{name}" for name, _ in self.net.named_parameters()]
+            parameters = [f"net.{name}" for name in self._weights()]
             found = fisher(self, parameters, samples_of(task, fit, index, self.samples), index)
             self._fisher(index).put({name.removeprefix("net."): value for name, value in found.items()})
         overwrite(self.net, self.merged())
@@ -113,21 +113,27 @@ class Imm(Method):
         count = len(self.tasks)
         if count == 1:
             return self._floats()
-        out = {}
+        out, weights = {}, self._weights()
         for name in self._floats():
             values = torch.stack([self._kept(k)[name] for k in range(count)])
-            if self.merge == "mean" or name not in dict(self.net.named_parameters()):
+            if self.merge == "mean" or name not in weights:
                 out[name] = values.mean(0)  # mean-IMM (section 3.1), tasks in equal shares
             else:
-                weights = torch.stack([self._fisher(k)[name] for k in range(count)]) + _EPSILON
-                out[name] = (weights * values).sum(0) / weights.sum(0)  # mode-IMM (section 3.2)
+                precision = torch.stack([self._fisher(k)[name] for k in range(count)]) + _EPSILON
+                out[name] = (precision * values).sum(0) / precision.sum(0)  # mode-IMM (section 3.2)
             if name.endswith("running_var"):
                 means = torch.stack([self._kept(k)[name[:-3] + "mean"] for k in range(count)])
                 out[name] += means.var(0, correction=0)
         return out
 
+    def _weights(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn; one that is tied has one name."""
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
     def _floats(self) -> dict[str, Tensor]:
-        return {name: t for name, t in self.net.state_dict(keep_vars=True).items() if t.is_floating_point()}
+        saved = self.net.state_dict().keys()
+        buffers = {name: b for name, b in self.net.named_buffers() if name in saved and b.is_floating_point()}
+        return dict(self._weights()) | buffers
 
     def _kept(self, task: int) -> Kept:
         kept = self.tasks[task]
