@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, scenario
@@ -15,7 +16,7 @@ from zeroforget.methods.registry import build as build_method
 from zeroforget.methods.registry import names
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import build
-from zeroforget.training import Fit, Progress, Regime, logits
+from zeroforget.training import Diverged, Fit, Progress, Regime, logits
 from zeroforget.training.seeding import seeded
 
 FEW = Regime(epochs=3)
@@ -107,6 +108,63 @@ def test_early_layers_in_a_search_of_the_first_task(digits: Scenario) -> None:
 def test_what_early_may_be(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         method(**options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("start", 0.0, "above 0"),
+        ("start", 1.1, "at most 1"),
+        ("search_start", [0.5, -0.1], "above 0"),
+        ("search_start", [float("nan")], "above 0"),
+        ("growth", -0.01, "0 or more"),
+        ("search", [0.05, -0.2], "0 or more"),
+        ("margin", -0.01, "0 or more"),
+        ("margin", float("nan"), "0 or more"),
+    ],
+)
+def test_shares_that_make_no_sense_are_refused(option: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}.*{message}"):
+        method(**{option: value})
+
+
+class Silent(nn.Module):
+    """Answers with NaN wherever it is asked outside of training, while it is wider than a bound."""
+
+    def __init__(self, bound: int) -> None:
+        super().__init__()
+        self.layer, self.bound = nn.Linear(64, 20), bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, features)"""
+        h = torch.relu(self.layer(x.flatten(1)))
+        silent = not self.training and torch.is_grad_enabled() is False and x.shape[0] > 2 and h.shape[1] > self.bound
+        return h * torch.nan if silent else h
+
+
+@pytest.mark.parametrize("options", [{}, {"search": [0.2, 0.4]}])
+def test_a_validation_loss_that_is_never_a_number_is_told_and_leaves_all_as_it_was(
+    digits: Scenario, options: dict[str, object]
+) -> None:
+    learner = Tfm(Silent(bound=10), torch.randn(2, 1, 8, 8), start=0.5, growth=0.2, **options)  # type: ignore[arg-type]
+    first, second = digits.tasks[:2]
+    learner.learn(first, Fit(Regime(epochs=1)))
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    with pytest.raises(Diverged, match=f"{second.name}.*never a number.*lower lr.*unchanged"):
+        learner.learn(second, Fit(Regime(epochs=1)))
+    assert len(learner.specs) == len(learner.net.history) == 1
+    after = learner.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    with pytest.raises(Diverged, match=first.name):
+        Tfm(Silent(bound=0), torch.randn(2, 1, 8, 8)).learn(first, Fit(Regime(epochs=1)))
+
+
+@pytest.mark.parametrize("prune", [True, False])
+def test_a_candidate_that_never_answers_with_numbers_is_not_chosen(digits: Scenario, prune: bool) -> None:
+    learner = Tfm(Silent(bound=15), torch.randn(2, 1, 8, 8), search_start=[0.5, 0.6, 0.9], margin=1.0, prune=prune)
+    log = learner.learn(digits.tasks[0], Fit(Regime(epochs=1)))
+    assert log.notes["growth"] == 0.5
 
 
 def test_the_search_keeps_the_smallest_growth_within_the_margin(digits: Scenario) -> None:

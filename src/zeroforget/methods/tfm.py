@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +20,7 @@ from zeroforget.methods.base import Method, Overhead, TaskSpec
 from zeroforget.methods.turns import standing, turns
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
-from zeroforget.training.fit import UNFINISHED
+from zeroforget.training.fit import UNFINISHED, Diverged
 
 
 class Tfm(Method):
@@ -78,6 +79,7 @@ class Tfm(Method):
             raise ValueError(f"early is a share of the first layer's features, above 0 and at most 1, not {early}")
         if early is not None and unit != "features":
             raise ValueError(f"early is a share of features, so unit must be 'features', not '{unit}'")
+        _check(start, growth, search, search_start, margin)
         smallest = min([start, *search_start])
         grown = grow(net, example, start=smallest, limit=1.0, unit=unit, align=align, fn=fn, bridge=bridge)
         super().__init__(grown, example)
@@ -143,8 +145,11 @@ class Tfm(Method):
 
         logs = fit.race(trials, task, len(self.specs), next_ones if self.prune and len(trials) > 1 else None)
         ended = [i for i, log in enumerate(logs) if log.stopped != UNFINISHED]
-        accuracies = [logs[i].val_accuracy for i in ended]
-        chosen = ended[smallest_within([growths[i] for i in ended], accuracies, self.margin)]
+        sound = [i for i in ended if math.isfinite(logs[i].val_accuracy)]
+        if not sound:
+            raise _never_finite(task, fit)
+        accuracies = [logs[i].val_accuracy for i in sound]
+        chosen = sound[smallest_within([growths[i] for i in sound], accuracies, self.margin)]
         self.net, log = trials[chosen].net, logs[chosen]
         self.specs.append(spec)
         log.notes["growth"] = growths[chosen]
@@ -174,6 +179,8 @@ class Tfm(Method):
         self._add(spec, growth)
         try:
             log = fit(self, task, len(self.specs) - 1)
+            if not math.isfinite(log.val_accuracy):
+                raise _never_finite(task, fit)
         except BaseException:
             self.drop_task()
             raise
@@ -207,3 +214,24 @@ class Tfm(Method):
         """Masks, feature normalization and normalization layers of all tasks, while training and afterwards."""
         total = self.net.overhead().total
         return Overhead(training=total, inference=total)
+
+
+def _check(start: float, growth: float, search: Sequence[float], search_start: Sequence[float], margin: float) -> None:
+    """Refuse what no network can grow by."""
+    for name, values in (("start", [start]), ("search_start", search_start)):
+        if wrong := [value for value in values if not 0 < value <= 1]:
+            raise ValueError(f"{name}: the first task gets a share above 0, at most 1, not {wrong[0]}; 0.55 is usual")
+    for name, values in (("growth", [growth]), ("search", search)):
+        if wrong := [value for value in values if not 0 <= value < math.inf]:
+            raise ValueError(f"{name}: a later task adds a share of 0 or more, not {wrong[0]}; 0.05 is usual")
+    if not margin >= 0:
+        raise ValueError(f"margin is the accuracy that may be given up, so 0 or more, not {margin}")
+
+
+def _never_finite(task: Task, fit: Fit) -> Diverged:
+    return Diverged(
+        f"task '{task.name}': the validation loss was never a number, from learning rate {fit.regime.lr:g} on. Try a "
+        "lower lr, clip=1.0 to bound the gradient"
+        + (", or precision='float32'" if fit.regime.precision == "bf16" else "")
+        + ". What was learned before this task is unchanged."
+    )

@@ -39,9 +39,10 @@ class Standing:
 
 def standing(log: FitLog, images: int) -> Standing:
     """Where a candidate stands; `images` are those it is validated on."""
-    now = log.val_accuracy if log.best >= 0 else 0.0
     if log.stopped:
-        return Standing(now, now, now)
+        end = log.val_accuracy if math.isfinite(log.val_accuracy) else -math.inf  # it never answered with numbers
+        return Standing(end, end, end)
+    now = log.val_accuracy if log.best >= 0 else 0.0
     rates = [epoch.lr for epoch in log.epochs]
     share = rates[-1] / max(rates) if rates else 1.0
     rise = share * (STEADY + CHANCE / math.sqrt(images)) + 1 / images if share <= 0.5 else 1.0
