@@ -65,8 +65,8 @@ class Lateral(nn.Module):
 
 
 def lateral_size(layer: Layer, others: Sequence[int]) -> int:
-    """How many parameters a `Lateral` of these sizes has, without its scalars."""
-    return layer.inner * sum(others) + layer.weight[0] * layer.inner * math.prod(layer.weight[2:])
+    """How many parameters a `Lateral` of these sizes has."""
+    return len(others) + layer.inner * (sum(others) + layer.weight[0] * math.prod(layer.weight[2:]))
 
 
 class _Watch(TorchFunctionMode):
@@ -136,9 +136,10 @@ class Start(nn.Module):
 
     @torch.no_grad()
     def renew(self, net: nn.Module) -> None:
-        """Draw every parameter anew; statistics start again."""
+        """Draw every parameter anew but the frozen ones; statistics start again."""
         for parameter, (mean, spread) in zip(net.parameters(), self.get_buffer("moments"), strict=True):
-            parameter.copy_(torch.randn_like(parameter) * spread.to(parameter) + mean.to(parameter))
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn_like(parameter) * spread.to(parameter) + mean.to(parameter))
         for module in net.modules():
             if callable(reset := getattr(module, "reset_running_stats", None)):
                 reset()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.axes import CannotGrow, find_axes
+from zeroforget.core.labels import axis_names
 from zeroforget.core.trace import in_eval
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.columns import Start, connect, lateral_size, layers_of, narrowed, run
@@ -21,11 +22,12 @@ class Pnn(Method):
 
     Rusu et al., "Progressive Neural Networks", 2016. Old columns are frozen, in eval mode and outside the optimizer. So
     that comparisons are fair, columns are narrower than the network given: all together, laterals included, have no
-    more parameters than it.
+    more parameters than it. What is frozen keeps its width, and all columns share it.
 
     Options:
         tasks: how many columns share the network's number of parameters; later ones come on top.
         full: make every column as wide as the network instead.
+        classes: how many classes of a task the laterals into its head are counted for; more come on top.
     """
 
     name = "pnn"
@@ -35,10 +37,14 @@ class Pnn(Method):
     graph_safe = True
     overhead_formula = "duplicate per task"
 
-    def __init__(self, net: nn.Module, example: Tensor, *, tasks: int = 5, full: bool = False) -> None:
+    def __init__(
+        self, net: nn.Module, example: Tensor, *, tasks: int = 5, full: bool = False, classes: int = 10
+    ) -> None:
         if tasks < 1:
             raise ValueError(f"tasks is how many columns share the network's parameters, so at least 1, not {tasks}")
-        super().__init__(net if full or tasks == 1 else shrunk(net, example, tasks), example)
+        if classes < 1:
+            raise ValueError(f"classes is how many a task may have, so at least 1, not {classes}")
+        super().__init__(net if full or tasks == 1 else shrunk(net, example, tasks, classes), example)
         self.start = Start(self.net)
         self.columns = nn.ModuleList()
         """Columns after the first, which is `net`."""
@@ -51,7 +57,8 @@ class Pnn(Method):
         super().add_task(spec)
         index = len(self.specs) - 1
         if index:
-            self.columns.append(copy.deepcopy(self.net))
+            shared = {id(p): p for p in self.net.parameters() if not p.requires_grad}
+            self.columns.append(copy.deepcopy(self.net, shared))
             self.start.renew(self.columns[-1])
             with in_eval(self):
                 self.laterals.append(connect(lambda x: self._column(index, x), self.get_buffer("example"), index))
@@ -127,42 +134,50 @@ class Pnn(Method):
         return predict
 
     def overhead(self) -> Overhead:
-        """Every column after the first, and all laterals."""
-        parts = (self.columns, self.laterals)
-        kept = sum(bits(*part.parameters(), *part.buffers()) for part in parts)
+        """Every column after the first, less what it shares with that, and all laterals."""
+        shared = {id(p) for p in self.net.parameters()}
+        columns = [p for p in self.columns.parameters() if id(p) not in shared]
+        kept = bits(*columns, *self.columns.buffers(), *self.laterals.parameters())
         return Overhead(training=kept, inference=kept)
 
 
-def shrunk(net: nn.Module, example: Tensor, tasks: int) -> nn.Module:
+def shrunk(net: nn.Module, example: Tensor, tasks: int, classes: int) -> nn.Module:
     """The widest network of the same architecture of which so many columns with their laterals fit into `net`."""
     try:
-        return _shrunk(net, example, tasks)
+        return _shrunk(net, example, tasks, classes)
     except (CannotGrow, RuntimeError) as error:  # torch's complaint about shapes is a RuntimeError
         raise ValueError(f"pnn cannot make narrower columns of this network ({error}); use full=True") from error
 
 
-def _shrunk(net: nn.Module, example: Tensor, tasks: int) -> nn.Module:
+def _shrunk(net: nn.Module, example: Tensor, tasks: int, classes: int) -> nn.Module:
     axes = find_axes(net, example)
     shape = copy.deepcopy(net).to("meta").eval()
     room = sum(p.numel() for p in net.parameters())
+    frozen = [axes.tensors[name] for name, p in net.named_parameters() if not p.requires_grad]
+    kept = {axis for labels in frozen for label in labels for axis in axis_names(label)}
 
     def widths(share: float) -> Mapping[str, int]:
-        return {axis: max(1, int(size * share)) for axis, size in axes.sizes.items()}
+        return {axis: size if axis in kept else max(1, int(size * share)) for axis, size in axes.sizes.items()}
 
     def fits(share: float) -> bool:
-        return size_of(narrowed(shape, axes, widths(share)), example.to("meta"), tasks) <= room
+        return size_of(narrowed(shape, axes, widths(share)), example.to("meta"), tasks, classes) <= room
 
     low, high = 0.0, 1.0
+    if not fits(low):
+        raise ValueError(
+            f"{tasks} columns of this network do not fit into its {room} parameters, however narrow"
+            + (" (frozen layers keep their width)" if kept else "")
+            + "; use full=True, or fewer tasks"
+        )
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return narrowed(net, axes, widths(low))
 
 
-def size_of(column: nn.Module, x: Tensor, tasks: int) -> int:
-    """How many parameters so many columns and the laterals between them have, without heads."""
-    size = tasks * sum(p.numel() for p in column.parameters())
-    laterals = [
-        (lateral_size(layer, [layer.inputs] * k)) for layer in layers_of(column, x)[1:] for k in range(1, tasks)
-    ]
-    return size + sum(laterals)
+def size_of(column: nn.Module, x: Tensor, tasks: int, classes: int) -> int:
+    """How many parameters so many columns and the laterals between them have; heads count only in what they hear."""
+    size = sum(p.numel() * (tasks if p.requires_grad else 1) for p in column.parameters())
+    head = nn.Linear(column(x).shape[-1], classes, device=x.device, dtype=x.dtype)
+    listening = layers_of(nn.Sequential(column, head), x)[1:]
+    return size + sum(lateral_size(layer, [layer.inputs] * k) for layer in listening for k in range(1, tasks))
