@@ -67,6 +67,31 @@ def plain_net(seed: int = 0, width: int = 16) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
 
 
+class Centred(nn.Module):
+    """Subtracts a running mean of its own, counted in a buffer; another buffer is not saved with the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In training the buffers move with every batch."""
+        mean, batches, scale = self.get_buffer("mean"), self.get_buffer("batches"), self.get_buffer("scale")
+        if self.training:
+            mean.lerp_(x.detach().mean(0), 0.1)
+            batches.add_(1)
+            scale.fill_(1 + 1 / batches)
+        return (x - mean) * scale
+
+
+def centred_net(seed: int = 0) -> nn.Module:
+    """Linear layers with buffers in between that training moves, and no normalization layer."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Centred(), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+
+
 def make(name: str, net: Callable[[], nn.Module] = normed_net, **options: Any) -> Method:
     """A method over a fresh network."""
     return build(name, net(), EXAMPLE, **options)

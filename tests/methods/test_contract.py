@@ -71,6 +71,18 @@ def test_zero_forgetting_means_equal_bits(name: str) -> None:
             assert torch.equal(later[k], done.logits[k][k])
 
 
+@pytest.mark.parametrize("name", [name for name in ZERO_FORGETTING if not name.startswith("tfm")])
+def test_zero_forgetting_holds_for_buffers_that_are_no_normalization(name: str) -> None:
+    """A running mean of somebody's own moves with every batch of a later task."""
+    method, then = helpers.make(name, helpers.centred_net), []
+    sequence, regime = helpers.tasks(((0, 1), (2, 3, 4), (5, 6)), 12), replace(helpers.REGIME, epochs=2)
+    for k, task in enumerate(sequence):
+        helpers.learn(method, task, regime=regime)
+        then.append(helpers.answers(method, k, task))
+    for k, task in enumerate(sequence):
+        assert torch.equal(helpers.answers(method, k, task), then[k])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_task_without_batchnorm(name: str) -> None:
     method = helpers.make(name, helpers.plain_net)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.methods import helpers
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
+from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.bitmasks import BitMasks, pack, unpack
 from zeroforget.methods.packnet import PackNet
 from zeroforget.training import Diverged, Fit
@@ -123,7 +125,28 @@ def test_overhead_is_a_bit_per_weight_and_task() -> None:
     assert method.overhead().inference == 3 * -(-weights // 8) * 8
 
 
-@pytest.mark.parametrize("options", [{"prune": 1.0}, {"prune": -0.1}, {"tasks": 0}])
+def test_buffers_beside_normalization_are_kept_and_counted_for_each_task() -> None:
+    plain, moving = PackNet(helpers.plain_net(), example()), PackNet(helpers.centred_net(), example())
+    for method in (plain, moving):
+        for name in "abc":
+            method.add_task(TaskSpec(name, 2))
+    assert not any(name.startswith("norms.") for name in plain.state_dict())
+    assert moving.overhead().inference - plain.overhead().inference == 2 * (16 * 32 + 64 + 32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prune": 1.0}, {"prune": -0.1}, {"tasks": 0}, {"retrain": 0.0}, {"retrain_epochs": 0}, {"retrain_epochs": -1}],
+)
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"prune|tasks"):
+    with pytest.raises(ValueError, match=next(iter(options))):
         PackNet(net(), example(), **options)  # type: ignore[arg-type]
+
+
+def test_a_warmup_as_long_as_retraining_is_refused_before_training() -> None:
+    method, seen = PackNet(net(), example(), retrain_epochs=2), []
+    fit = Fit(regime(5, schedule="cosine", warmup=2.0), progress=seen.append)
+    with pytest.raises(ValueError, match=r"2 epochs.*warmup of 2.*retrain_epochs"):
+        method.learn(tasks()[0], fit)
+    assert not seen
+    assert not method.specs

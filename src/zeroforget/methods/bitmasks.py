@@ -51,7 +51,9 @@ class BitMasks(nn.Module):
     @torch.no_grad()
     def write(self, task: int, masks: Mapping[str, Tensor]) -> None:
         """Set a task's bits."""
-        self._packed(task).copy_(pack(torch.cat([masks[name].flatten() for name in self.shapes])))
+        packed = self._packed(task)
+        if self.shapes:
+            packed.copy_(pack(torch.cat([masks[name].flatten() for name in self.shapes])))
 
     def read(self, task: int) -> dict[str, Tensor]:
         """A task's bits as booleans in the tensors' shapes."""
@@ -76,5 +78,5 @@ class BitMasks(nn.Module):
 
 
 def maskable(net: nn.Module) -> dict[str, torch.Size]:
-    """The weights that masks act on: every matrix and kernel, no bias and no normalization."""
-    return {name: p.shape for name, p in net.named_parameters() if p.dim() > 1}
+    """The weights that masks act on: every matrix and kernel that may learn, no bias and no normalization."""
+    return {name: p.shape for name, p in net.named_parameters() if p.dim() > 1 and p.requires_grad}

@@ -28,7 +28,7 @@ class Hat(Method):
 
     Serrà et al., "Overcoming Catastrophic Forgetting with Hard Attention to the Task", ICML 2018. Gates are sigmoids
     that become steeper within every epoch: 1 - a is nearly, not exactly, zero, so a little is forgotten. The features
-    are the axes found by watching the network run. Normalization is each task's own.
+    are the axes found by watching the network run. Normalization is each task's own, and so is every other buffer.
 
     Options:
         strength: c, how much a task pays for features that no task before it uses.
@@ -229,7 +229,7 @@ class Hat(Method):
         return lambda x: head(net(x) * gates)
 
     def overhead(self) -> Overhead:
-        """A number for each feature and task, and each later task's normalization."""
+        """A number for each feature and task, and each later task's normalization and buffers."""
         kept = bits(*self.embeddings) + self.norms.bits()
         return Overhead(training=kept, inference=kept)
 

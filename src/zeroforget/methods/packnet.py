@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
 from zeroforget.methods.bitmasks import BitMasks, maskable
 from zeroforget.methods.phases import joined
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, norms, plain_copy
-from zeroforget.training import Fit, FitLog
+from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
 
 
@@ -20,14 +21,14 @@ class PackNet(Method):
     """Train the free weights, give the smallest of them back, retrain the others, and never touch those again.
 
     Mallya and Lazebnik, "PackNet: Adding Multiple Tasks to a Single Network by Iterative Pruning", CVPR 2018. Task k
-    uses the weights of tasks 1 to k. Biases are those of the first task. Normalization is each task's own, unless it is
-    frozen with the biases as in the original.
+    uses the weights of tasks 1 to k. Biases are those of the first task. Buffers and normalization are each task's own;
+    normalization may also be frozen with the biases, as in the original. What was given frozen stays as it was.
 
     Options:
         tasks: how many tasks will come: each gets an equal share of every layer; None: `prune` decides.
         prune: share of its weights that a task gives back when the number of tasks is not known.
         retrain: learning rate of the retraining after pruning, as a share of the regime's.
-        retrain_epochs: bound on the epochs of retraining; None: the regime's.
+        retrain_epochs: bound on the epochs of retraining, at least 1; None: the regime's.
         freeze_norms: keep the first task's normalization for all tasks, statistics included.
     """
 
@@ -53,6 +54,10 @@ class PackNet(Method):
             raise ValueError(f"prune is the share of weights given back, from 0 to below 1, not {prune}")
         if tasks is not None and tasks < 1:
             raise ValueError(f"tasks is how many tasks will come, so at least 1, not {tasks}")
+        if not retrain > 0:
+            raise ValueError(f"retrain is a share of the regime's learning rate, so above 0, not {retrain}")
+        if retrain_epochs is not None and retrain_epochs < 1:
+            raise ValueError(f"retrain_epochs is at least 1, or None for the regime's epochs, not {retrain_epochs}")
         self.expected = tasks
         self.prune = prune
         self.retrain = retrain
@@ -84,16 +89,26 @@ class PackNet(Method):
     def train_task(self, task: Task, fit: Fit) -> FitLog:
         """Train all that is free, prune, retrain what was kept."""
         index = len(self.specs) - 1
+        again = self._retraining(fit.regime)
         taken = self.owned.union(index)
         self._hold({name: ~mask for name, mask in taken.items()})
         log = fit(self, task, index)
         kept = self.prune_weights(index)
         self._hold(kept)
-        lr, epochs = fit.regime.lr * self.retrain, self.retrain_epochs or fit.regime.epochs
-        again = fit(self, task, index, lr=lr, min_lr=min(lr, fit.regime.min_lr), epochs=epochs)
+        second = fit(self, task, index, **again)
         self.owned.write(index, kept)
         self._hold({})
-        return joined(log, again)
+        return joined(log, second)
+
+    def _retraining(self, regime: Regime) -> dict[str, Any]:
+        """What is different in the second phase."""
+        lr, epochs = regime.lr * self.retrain, self.retrain_epochs or regime.epochs
+        if regime.warmup >= epochs:
+            raise ValueError(
+                f"packnet retrains for {epochs} epochs, all of them within the regime's warmup of {regime.warmup:g}; "
+                "give it more retrain_epochs, or the regime a shorter warmup"
+            )
+        return {"lr": lr, "min_lr": min(lr, regime.min_lr), "epochs": epochs}
 
     def _hold(self, free: dict[str, Tensor]) -> None:
         """Of these tensors only the weights marked may move; the others are put back after every step."""
@@ -184,7 +199,7 @@ class PackNet(Method):
         return self.predictor(task)(x)
 
     def overhead(self) -> Overhead:
-        """A bit per weight and task, and each later task's normalization; in training also what to put back."""
+        """A bit per weight and task, each later task's normalization and buffers; in training also what to put back."""
         kept = self.owned.bits() + self.norms.bits()
         still = bits(*(self._weight(name) for name in self.owned.shapes))
         return Overhead(training=kept + still, inference=kept)

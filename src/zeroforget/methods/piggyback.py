@@ -21,7 +21,7 @@ class Piggyback(Method):
 
     Mallya, Davis and Lazebnik, "Piggyback: Adapting a Single Network to Multiple Tasks by Learning to Mask Weights",
     ECCV 2018. The backbone is what the first task leaves, or the network as it was given. Normalization is each task's
-    own, starting from the backbone's.
+    own, starting from the backbone's; so is every other buffer. What was given frozen stays as it was, without masks.
 
     Options:
         pretrained: the network as given is the backbone, so the first task too gets a mask.
@@ -77,7 +77,7 @@ class Piggyback(Method):
             self.real = nn.ParameterList([nn.Parameter(torch.empty_like(weight)) for weight in weights])
         for real in self.real:
             nn.init.constant_(real, self.init / self.unit)
-        self.masks.add(weights[0].device)
+        self.masks.add(self.get_buffer("example").device)
         overwrite(self.net, self.norms.read(0))
         learn_only(self._learned, self.trainable())
 
@@ -160,7 +160,7 @@ class Piggyback(Method):
         return lambda x: head(net(x))
 
     def overhead(self) -> Overhead:
-        """A bit per weight and masked task, each later task's normalization; in training also the real masks."""
+        """A bit per weight and masked task, each later task's normalization and buffers; in training the real masks."""
         kept = self.masks.bits() + self.norms.bits()
         return Overhead(training=kept + bits(*self.real), inference=kept)
 
