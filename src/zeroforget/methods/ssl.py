@@ -67,9 +67,12 @@ class Ssl(Mas):
             for x, _ in samples_of(task, fit, len(self.specs) - 1, self.samples):
                 with Watch() as seen:
                     outputs = self(x, len(self.specs) - 1)
-                for i, gradient in enumerate(torch.autograd.grad(outputs.square().sum(), seen.hidden())):
+                # What only frozen layers compute has no gradient, and nothing can inhibit it.
+                learned = {str(i): h for i, h in enumerate(seen.hidden()) if h.requires_grad}
+                gradients = torch.autograd.grad(outputs.square().sum(), list(learned.values())) if learned else ()
+                for name, gradient in zip(learned, gradients, strict=True):
                     positions = gradient.flatten(2).sum(2) if gradient.dim() > 2 else gradient
-                    grown[str(i)] += positions.abs().sum(0) / self._count(task)
+                    grown[name] += positions.abs().sum(0) / self._count(task)
         super().end_task(task, fit)
         self.neurons.put(grown)
 
