@@ -85,6 +85,14 @@ class Picky(Method):
             raise ValueError(f"share is at most 1, not {share}")
 
 
+class Refusing(Method):
+    """Finds out late that it cannot learn."""
+
+    def end_task(self, task: Task, fit: object) -> None:
+        """Never comes to its end."""
+        raise ValueError("labels are wrong")
+
+
 class Exploding(Method):
     """Diverges on the second task."""
 

@@ -53,9 +53,13 @@ def test_a_damaged_file_of_a_run_is_named(
 
 def test_a_record_without_its_figures_is_damaged(stopped: tuple[Experiment, Path], tmp_path: Path) -> None:
     experiment, out, folder = copied(stopped, tmp_path)
-    for text, lacks in (("{}", "structure"), ('{"structure": []}', "name")):
+    for text, said in (
+        ("{}", "it lacks 'structure'"),
+        ('{"structure": []}', "it lacks 'name'"),
+        ('{"structure": [], "name": 3}', "'name' must be str, not 3"),
+    ):
         (folder / "tasks" / "000" / "task.json").write_text(text)
-        with pytest.raises(ValueError, match=rf"task\.json is damaged: it lacks '{lacks}'"):
+        with pytest.raises(ValueError, match=rf"task\.json is damaged: {said}; delete the run's folder"):
             run(experiment, out)
 
 

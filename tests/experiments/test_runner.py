@@ -199,6 +199,12 @@ def test_a_lock_whose_owner_has_not_yet_signed_is_waited_for(tmp_path: Path) -> 
         signing.join()
 
 
+def test_a_method_that_refuses_a_task_is_named(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1, more='[methods.picky]\nmethod = "tests.experiments.helpers:Refusing"\n')
+    with pytest.raises(ValueError, match="method 'picky', task 'digits-0': labels are wrong"):
+        run(Experiment.load(path, methods=["picky"]), tmp_path)
+
+
 def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     more = '\n[methods.exploding]\nmethod = "tests.experiments.helpers:Exploding"\n'
     experiment = Experiment.load(

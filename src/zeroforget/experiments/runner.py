@@ -256,7 +256,12 @@ class _Run:
             self.watch.every,
         )
         with seeded("learn", self.config.seed, index):
-            return method.learn(task, fit, past)
+            try:
+                return method.learn(task, fit, past)
+            except Diverged:
+                raise
+            except ValueError as error:
+                raise ValueError(f"method '{self.config.choice.label}', task '{task.name}': {error}") from error
 
     def _progress(self, progress: Progress, trial: str | None) -> None:
         if progress.last is not None and progress.step == progress.steps:

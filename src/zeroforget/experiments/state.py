@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from zeroforget.experiments.checking import conform
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.methods import Method
 from zeroforget.training.checkpoint import Checkpoint
 
 RECORD = "task.json"
 TENSORS = "state.safetensors"
-FIGURES = ("name", "classes", "accuracy", "log", "logits", "seconds", "parameters", "overhead", "growth", "unchanged")
+FIGURES: dict[str, Any] = {
+    "name": str,
+    "classes": int,
+    "accuracy": list[float],
+    "log": dict[str, Any],
+    "logits": str,
+    "seconds": float,
+    "parameters": int,
+    "overhead": dict[str, int],
+    "growth": dict[str, int],
+    "unchanged": list[bool],
+}
 """What a run notes of a finished task."""
 _REMEDY = "delete the run's folder and start it again"
 
@@ -34,14 +46,19 @@ def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
     sync(folder.parent)
 
 
-def load_record(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any] | None:
+def load_record(folder: Path, needed: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """A finished task's task.json, or None. It must have the structure and what else is `needed`."""
     file = folder / RECORD
     if not file.exists():
         return None
     record = read_json(file, _REMEDY)
-    if missing := [name for name in ("structure", *needed) if name not in record]:
-        raise damaged(file, f"it lacks '{missing[0]}'", _REMEDY)
+    for name, kind in ({"structure": Any} | dict(needed or {})).items():
+        if name not in record:
+            raise damaged(file, f"it lacks '{name}'", _REMEDY)
+        try:
+            conform(record[name], kind, f"'{name}'")
+        except ValueError as error:
+            raise damaged(file, str(error), _REMEDY) from error
     return record
 
 
