@@ -165,6 +165,26 @@ def test_a_writer_that_waits_gets_its_turn(model: Model) -> None:
     assert f"process {other.pid}" in said[0]
 
 
+def test_whoever_waits_for_a_lock_that_is_removed_takes_the_next(tmp_path: Path) -> None:
+    """A first task that fails removes its folder, the lock in it too; another may be waiting for that lock."""
+    folder, waits = tmp_path / "m", threading.Event()
+    held: list[bool] = []
+
+    def second() -> None:
+        with locked(folder, "second", wait=None, say=lambda text: waits.set()):
+            with pytest.raises(Locked), locked(folder, "third", wait=0.0, say=print):
+                pass
+            held.append((folder / ".lock").exists())
+
+    thread = threading.Thread(target=second)
+    with locked(folder, "first", wait=None, say=print):
+        thread.start()
+        assert waits.wait(20)
+        shutil.rmtree(folder)
+    thread.join(20)
+    assert held == [True]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write")
 def test_a_folder_that_may_not_be_written_can_be_read(trained: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
