@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,13 @@ def test_a_full_disk_is_told_and_leaves_no_file(trained: Path, tmp_path: Path, m
         with pytest.raises(ModelError, match=r"u\.zfu could not be written: the disk is full; make room"):
             open_model(trained).ship(tmp_path / "u.zfu")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"u.zfu": b"an older one"}
+
+
+def test_a_device_or_pipe_is_not_replaced(trained: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="is no regular file"):
+        open_model(trained).ship(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_an_update_says_what_it_is(trained: Path, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def check_output(out: Path, model: Path) -> None:
         raise ModelError(f"there is no folder {out.parent} to write {out.name} into; make it first")
     if out.is_dir():
         raise ModelError(f"{out} is a folder; name a file to write")
+    if out.exists() and not out.is_file():
+        raise ModelError(f"{out} is no regular file, and would be replaced by one; name another")
     place, own = out.parent.resolve() / out.name, model.resolve()
     if place.is_relative_to(own) and place.relative_to(own).parts[0] in _OWN:
         raise ModelError(f"{out} belongs to the model itself; name another file to write")
