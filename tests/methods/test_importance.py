@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.methods import helpers
+from zeroforget.methods import registry
 from zeroforget.methods.importance import (
     Kept,
     fisher,
@@ -104,3 +105,15 @@ def test_kept_tensors_are_in_the_state_under_their_names() -> None:
     kept.put({"0.weight": torch.full((2,), 5.0)})
     assert list(kept.state_dict()) == ["0/weight", "1/bias"]
     assert kept["0.weight"].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("name", ["ewc", "r-ewc", "imm-mode", "mas", "ssl", "progress-compress"])
+def test_samples_that_cannot_be_meant_are_refused_at_once(name: str) -> None:
+    with pytest.raises(ValueError, match="samples is how many"):
+        registry.build(name, nn.Sequential(nn.Linear(4, 4)), torch.zeros(2, 4), samples=0)
+
+
+@pytest.mark.parametrize("name", ["ewc", "r-ewc"])
+def test_labels_of_no_kind_are_refused_at_once(name: str) -> None:
+    with pytest.raises(ValueError, match="labels are 'true' or 'sampled'"):
+        registry.build(name, nn.Sequential(nn.Linear(4, 4)), torch.zeros(2, 4), labels="some")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.importance import Anchored, fisher, samples_of
+from zeroforget.methods.importance import Anchored, enough, fisher, known_labels, samples_of
 from zeroforget.training import Fit
 from zeroforget.training.seeding import generator
 
@@ -36,8 +36,8 @@ class Ewc(Anchored):
     ) -> None:
         super().__init__(net, example)
         self.strength = strength
-        self.samples = samples
-        self.labels = labels
+        self.samples = enough(samples)
+        self.labels = known_labels(labels)
 
     def penalty(self) -> Tensor:
         """λ/2 Σ F (θ − θ*)², eq. (3)."""

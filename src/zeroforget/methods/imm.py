@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
-from zeroforget.methods.importance import Kept, fisher, samples_of
+from zeroforget.methods.importance import Kept, enough, fisher, samples_of
 from zeroforget.methods.task_norms import overwrite
 from zeroforget.training import Fit, FitLog
 
@@ -56,7 +56,7 @@ class Imm(Method):
             raise ValueError(f"merge is 'mean' or 'mode', not '{merge}'")
         self.merge = merge
         self.strength = strength
-        self.samples = samples
+        self.samples = enough(samples)
         self.tasks = nn.ModuleList()
         """Each task's own weights and statistics, before the merge."""
         self.fishers = nn.ModuleList()

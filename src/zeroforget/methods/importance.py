@@ -85,6 +85,20 @@ def per_sample_moments(
     return {name: value / max(1, count) for name, value in total.items()}
 
 
+def enough(samples: int | None) -> int | None:
+    """The option `samples` of a method, if it can be meant."""
+    if samples is not None and samples < 1:
+        raise ValueError(f"samples is how many images are looked at, at least 1, not {samples}; leave it out for all")
+    return samples
+
+
+def known_labels(labels: str) -> str:
+    """The option `labels` of a method, if there is such a kind."""
+    if labels not in {"true", "sampled"}:
+        raise ValueError(f"labels are 'true' or 'sampled', not '{labels}'")
+    return labels
+
+
 def fisher(
     model: nn.Module,
     names: Sequence[str],
@@ -99,9 +113,7 @@ def fisher(
     With `labels="true"` it is the empirical one, at the data's labels; with "sampled" each label is drawn from the
     model's own prediction, by the CPU generator `draws`.
     """
-    if labels not in {"true", "sampled"}:
-        raise ValueError(f"labels are 'true' or 'sampled', not '{labels}'")
-    if labels == "sampled":
+    if known_labels(labels) == "sampled":
         data = sampled_labels(model, data, *args, draws=draws)
     return per_sample_moments(model, names, data, negative_log_likelihood, *args, memory=memory)
 

@@ -14,7 +14,7 @@ from zeroforget.core.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.columns import Start, connect, run
-from zeroforget.methods.importance import Kept, fisher, samples_of
+from zeroforget.methods.importance import Kept, enough, fisher, samples_of
 from zeroforget.methods.phases import joined
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
@@ -55,7 +55,7 @@ class ProgressCompress(Method):
         self.strength = strength
         self.decay = decay
         self.reset = reset
-        self.samples = samples
+        self.samples = enough(samples)
         self.start = Start(net)
         self.active = copy.deepcopy(net)
         self.start.renew(self.active)
