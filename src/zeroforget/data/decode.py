@@ -31,6 +31,8 @@ Damage = tuple[str, str]
 CHUNK = 128
 ALONE = 512
 """Fewer images than this are decoded right here: starting workers would take longer."""
+BAND = 2**20
+"""So many values of a picture are scaled at a time."""
 ENOUGH = 100
 """So many damaged files mean that something is wrong with all of them."""
 
@@ -41,7 +43,7 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
     with Image.open(path) as opened:
         if upright:
             ImageOps.exif_transpose(opened, in_place=True)
-        image = plain(opened).convert("RGB")
+        image = plain(opened, opened.format).convert("RGB")
     width, height = image.size
     left, top, right, bottom = (round(edge) for edge in box or (0, 0, width, height - trim))
     region = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
@@ -54,25 +56,33 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
     return np.asarray(image).transpose(2, 0, 1)
 
 
-def plain(picture: Image.Image) -> Image.Image:
-    """The picture with eight bits a channel: larger and floating values are scaled, what is transparent is white."""
+def plain(picture: Image.Image, form: str | None) -> Image.Image:
+    """Eight bits a channel: larger and floating values are scaled, what is transparent is white. `form`: its format."""
     if picture.mode.startswith(("I", "F")):
-        values = np.nan_to_num(np.asarray(picture, dtype=np.float64))
-        top = _brightest(picture, float(values.max(initial=0)))
-        return Image.fromarray((values.clip(0, top) / top * 255).round().astype(np.uint8))
-    if picture.mode in {"RGBA", "LA", "PA", "RGBa"} or "transparency" in picture.info:
+        values = np.asarray(picture)
+        return Image.fromarray(_to_bytes(values, _brightest(picture.mode, form, float(values.max(initial=0)))))
+    if picture.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in picture.info:
         layer = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    return picture.convert("RGBA") if picture.mode == "P" else picture
+    return picture
 
 
-def _brightest(picture: Image.Image, largest: float) -> float:
+def _brightest(mode: str, form: str | None, largest: float) -> float:
     """The value that stands for white. Files do not say it for every mode: then the values themselves decide."""
-    if picture.mode == "F" and largest <= 1:
+    if mode == "F" and largest <= 1:
         return 1.0
-    if picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM") or largest > 255:
-        return 65535.0
-    return 255.0
+    sixteen = mode.startswith("I;16") or (mode == "I" and form in {"PPM", "PNG"})
+    return 65535.0 if sixteen or largest > 255 else 255.0
+
+
+def _to_bytes(values: npt.NDArray[Any], top: float) -> Bytes:
+    """From 0 to `top` onto 0 to 255, a few rows at a time: float64 has eight times the bytes of the result."""
+    out = np.empty(values.shape, np.uint8)
+    rows = max(1, BAND // values.shape[1])
+    for start in range(0, len(values), rows):
+        part = values[start : start + rows].astype(np.float64)
+        out[start : start + rows] = (np.nan_to_num(part).clip(0, top) / top * 255).round()
+    return out
 
 
 def decode_chunk(target: Bytes, first: int, items: Sequence[Item], manner: Manner) -> list[Damage]:

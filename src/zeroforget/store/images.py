@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from zeroforget.data.decode import plain
 from zeroforget.store.errors import TooManyPixels, Unreadable
 
 MOST_PIXELS = 80_000_000
@@ -30,12 +30,7 @@ ENDINGS = frozenset(
     for ending in "jpg jpeg jpe png gif webp avif bmp tif tiff ppm pgm pbm tga ico jp2 mpo".split()  # noqa: SIM905
 )
 
-_SIXTEEN = ("PPM", "PNG")
-"""Formats of which gray pictures with more than eight bits come as 32-bit numbers up to 65535."""
-_BAND = 2**20
-
 Shape = tuple[int, int, int]
-Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 Source = str | os.PathLike[str] | bytes | Image.Image
 Told = Callable[[int, int], None]
 
@@ -75,8 +70,7 @@ def decode(source: Source, shape: Shape, most: int = MOST_PIXELS) -> Tensor:
 
 def _fitted(picture: Image.Image, shape: Shape) -> Tensor:
     channels, height, width = shape
-    sixteen = picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in _SIXTEEN)
-    picture = _plain(ImageOps.exif_transpose(picture), sixteen)
+    picture = plain(ImageOps.exif_transpose(picture), picture.format)
     picture = picture.convert("L" if channels == 1 else "RGB")
     if picture.size != (width, height):
         scale = max(width / picture.width, height / picture.height)
@@ -85,30 +79,6 @@ def _fitted(picture: Image.Image, shape: Shape) -> Tensor:
         picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=box)
     array = np.array(picture, dtype=np.uint8)
     return torch.from_numpy(array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1)))
-
-
-def _plain(picture: Image.Image, sixteen: bool) -> Image.Image:
-    """Eight bits a channel and no transparency. `sixteen`: its numbers go to 65535, whatever the largest is."""
-    if picture.mode.startswith(("I", "F")):
-        values = np.asarray(picture)
-        top = 65535 if sixteen or values.max(initial=0) > 255 else 255
-        if picture.mode == "F" and values.max(initial=0) <= 1:
-            top = 1
-        return Image.fromarray(_to_bytes(values, top))
-    if picture.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in picture.info:
-        layer = picture.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    return picture
-
-
-def _to_bytes(values: Array, top: int) -> Array:
-    """From 0 to `top` onto 0 to 255, a few rows at a time: float64 has eight times the bytes of the result."""
-    out = np.empty(values.shape, np.uint8)
-    rows = max(1, _BAND // values.shape[1])
-    for start in range(0, len(values), rows):
-        part = values[start : start + rows].astype(np.float64)
-        out[start : start + rows] = (np.nan_to_num(part).clip(0, top) / top * 255).round()
-    return out
 
 
 def decode_all(files: Sequence[Path], shape: Shape, told: Told | None = None) -> tuple[Tensor, dict[int, str]]:
