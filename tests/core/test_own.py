@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from zeroforget.core.adopt import adopt
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.tensors import GrowingTensor
 
 WORDS = torch.arange(42).reshape(6, 7)
 
@@ -120,12 +121,14 @@ def test_new_features_of_any_parameter_start_alive(plain: type[nn.Module]) -> No
     net.add_task("b", 3, 0.25)
     after = net.dense("b").get_submodule("features")(x)
     assert torch.allclose(after[:, : before.shape[1]], before, atol=1e-5)  # the bridge is zero
-    newborn = [tensor.rows for tensor in net.loose.values()]
-    start = [rows.detach().clone() for rows in newborn if isinstance(rows, Tensor)]
-    assert start
-    assert all(float(rows.abs().max()) > 0 for rows in start)
+    (tensor,) = net.loose.values()
+    assert isinstance(tensor, GrowingTensor)
+    old = tensor.at(0).shape[1]  # in all three the second dimension writes features, or meets them
+    fresh = tensor.at(1)[:, old:].clone()
+    assert fresh.shape[1] > 0
+    assert bool((fresh != 0).transpose(0, 1).flatten(1).any(1).all())
     train(net, x)
-    assert all(not torch.equal(rows, old) for rows, old in zip(newborn, start, strict=True) if rows is not None)
+    assert bool((tensor.at(1)[:, old:] != fresh).any())
     assert torch.equal(net(x, "a"), was)
 
 

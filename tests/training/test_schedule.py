@@ -189,3 +189,16 @@ def test_a_teacher_is_obeyed_under_momentum() -> None:
         learner.learn(second, Fit(recipe))
     assert was > 0.9
     assert small_tasks.right(learner, 0) > was - 0.1
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("foo", "no device 'foo'"), ("", "no device ''"), ("mps", "'cpu' or 'cuda'")]
+)
+def test_a_device_that_is_none_is_refused(device: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Regime(device=device)
+
+
+def test_no_epochs_are_told_as_such() -> None:
+    with pytest.raises(ValueError, match="epochs must be positive"):
+        Regime(epochs=0)

@@ -67,7 +67,7 @@ class Axes:
     """Axis → how many features the traced network has there, in the order the axes are written."""
     tensors: Mapping[str, tuple[Label, ...]]
     """Parameter or buffer → the label of each of its dimensions."""
-    rows: Mapping[str, int]
+    writes: Mapping[str, int]
     """Parameter → the dimension along which it writes features; -1 where it only meets those of others."""
     attributes: Mapping[tuple[str, str], tuple[Label, ...]]
     """(module, attribute) → the labels behind a size that the module remembers, such as a convolution's groups."""
@@ -252,7 +252,7 @@ class _Found:
         return Axes(
             sizes=sizes,
             tensors=tensors,
-            rows=watcher.rows,
+            writes=watcher.writing,
             attributes=self._attributes(names, sizes),
             output=settle(output, names),
             layers=tuple(watcher.layers),

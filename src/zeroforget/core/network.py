@@ -167,6 +167,7 @@ class GrowingNetwork(nn.Module):
         task then learns its head and its normalization.
         """
         task = len(self.history)
+        self._withdraw()
         shares, widths = self.plan(name, classes, growth)
         given: float | Mapping[str, float] = growth if growth is not None else self.start if task == 0 else 0.0
         for axis, width in widths.items():
@@ -233,6 +234,7 @@ class GrowingNetwork(nn.Module):
 
     def train(self, mode: bool = True) -> GrowingNetwork:
         """Training mode or not, as for any module."""
+        self._withdraw()
         super().train(mode)
         for module in self.body.modules():
             if mode and isinstance(module, GrowingLayer):
@@ -316,8 +318,8 @@ class GrowingNetwork(nn.Module):
         def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
             if id(parameter) not in tensors:  # tied parameters grow as one
                 full = f"{path}.{name}" if path else name
-                row = 0 if id(parameter) in layers else self.axes.rows.get(full, 0)
-                tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full], row)
+                writes = 0 if id(parameter) in layers else self.axes.writes.get(full, 0)
+                tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full], writes)
             return tensors[id(parameter)]
 
         for path, module in list(body.named_modules(remove_duplicate=False)):
@@ -451,6 +453,7 @@ class GrowingNetwork(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingNetwork:
         self._cache.clear()
+        self._withdraw()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

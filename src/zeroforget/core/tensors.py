@@ -21,11 +21,11 @@ from zeroforget.core.ops import Block
 class GrowingTensor(nn.Module):
     """One parameter of a network, wide enough for the newest task.
 
-    Two of its dimensions at most grow: `row` and `col` (of a weight: outputs and inputs). The newborn part is then an
-    L: `rows`, new along `row`; and `cols`, old along `row` but new along `col`.
+    Two of its dimensions at most grow: `row` and `col` (of a layer's weight: outputs and inputs). The newborn part is
+    then an L: `rows`, new along `row`; and `cols`, old along `row` but new along `col`.
 
-    `row` is the dimension along which it writes features; -1 if it writes none but has a number for each one of others,
-    as a gain has.
+    `writes` is the dimension along which it writes features; -1 if it writes none but has a number for each one of
+    others, as a gain has. New values start as that wants; where they are kept does not depend on it.
     """
 
     value: Tensor
@@ -33,18 +33,18 @@ class GrowingTensor(nn.Module):
     rows: nn.Parameter | None
     cols: nn.Parameter | None
 
-    def __init__(self, initial: Tensor, labels: tuple[Label, ...], row: int = 0) -> None:
+    def __init__(self, initial: Tensor, labels: tuple[Label, ...], writes: int = 0) -> None:
         super().__init__()
         self.labels = labels or (1,)
         self.scalar = not labels
         growing = [d for d, label in enumerate(self.labels) if any(axis_names(label))]
         if len(growing) > 2:
             raise ValueError(f"a parameter of shape {tuple(initial.shape)} grows along more than two dimensions")
-        self.mixes = row >= 0 and initial.dim() >= 2
+        others = [d for d in growing if d != 0]
+        self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (0, others[0] if others else -1)
+        self.mixes = writes >= 0 and initial.dim() >= 2
         """Whether it sums over inputs: the fewer there are, the larger its values."""
-        row = row if row >= 0 else growing[0] if growing else 0
-        others = [d for d in growing if d != row]
-        self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (row, others[0] if others else -1)
+        self.out = self.col if writes == self.col else self.row
         self.frozen = not initial.requires_grad
         """Whether it was given as a constant: what it holds stays, and what is born later learns."""
         self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
@@ -87,9 +87,9 @@ class GrowingTensor(nn.Module):
         value = old.new_empty(shape)
         self.value = value
         self._fill(value)
-        if self.col >= 0 and bridge != 1:
-            kept = Places.where(rows < task)
-            kept.put(value, self.row, kept.take(value, self.row) * bridge)
+        if self.col >= 0 and self.mixes and bridge != 1:
+            kept = Places.where((rows if self.out == self.row else cols) < task)
+            kept.put(value, self.out, kept.take(value, self.out) * bridge)
         self._place(old, rows < task, cols < task)
         self._open(task, rows, cols)
 
@@ -145,7 +145,7 @@ class GrowingTensor(nn.Module):
     # Values ----------------------------------------------------------------------------------------------------
 
     def _inputs(self) -> int:
-        return max(1, self.value.numel() // self.value.shape[self.row]) if self.mixes else 1
+        return max(1, self.value.numel() // self.value.shape[self.out]) if self.mixes else 1
 
     def _fill(self, value: Tensor) -> None:
         """Fresh values with the spread of the given network: weights around zero, other parameters around theirs."""

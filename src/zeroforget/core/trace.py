@@ -69,7 +69,7 @@ class Watcher(TorchDispatchMode):
         self.paths: list[str] = [""]
         self.seen: dict[str, dict[int, Term]] = {}
         """Module path → the labels of the tensors that its own code handled."""
-        self._rows: dict[int, int] = {}
+        self._writing: dict[int, int] = {}
         self._modules = dict(net.named_modules())
         self._labels: dict[int, Labels] = {}
         self._alive: list[Tensor] = []  # an id is a name only while its tensor lives
@@ -113,7 +113,7 @@ class Watcher(TorchDispatchMode):
         path = self.layer(weight)
         for dim, own in enumerate(self.of(weight) if self.is_parameter(weight) else ()):
             if own is term:
-                self._rows[id(weight)] = dim
+                self._writing[id(weight)] = dim
         if not is_layer(self._modules[self.paths[-1]]):
             self.normalized.add(path)
         if path not in self.layers:
@@ -127,12 +127,12 @@ class Watcher(TorchDispatchMode):
 
     def broadcasts(self, parameter: Tensor) -> None:
         """Each feature of an activation meets its own number of this parameter: a gain, a position's embedding."""
-        self._rows.setdefault(id(parameter), -1)
+        self._writing.setdefault(id(parameter), -1)
 
     @property
-    def rows(self) -> dict[str, int]:
+    def writing(self) -> dict[str, int]:
         """Parameter → the dimension along which it writes features; -1 where it only meets those of others."""
-        return {name: self._rows[id(tensor)] for name, tensor in self.named.items() if id(tensor) in self._rows}
+        return {name: self._writing[id(tensor)] for name, tensor in self.named.items() if id(tensor) in self._writing}
 
     def normalizes(self, x: Tensor) -> None:
         """A normalization reads `x`."""

@@ -163,6 +163,8 @@ class Results:
             raise ValueError(
                 f"no results in {path}: the run is not finished (start it again and it goes on)"
             ) from error
+        if file.name != FILE and not {"scenario", "method", "accuracy"} <= (values.keys() if values else set()):
+            raise ValueError(f"{file} holds no results of runs; give runs' folders, their {FILE} or archives")
         try:
             return Results.from_dict(values)
         except ValueError as error:

@@ -79,15 +79,16 @@ def load_method(folder: Path, method: Method) -> None:
 def load_tensors(method: Method, saved: dict[str, torch.Tensor], where: str) -> None:
     """Copy tensors by name; the first that does not fit is named."""
     own = method.state_dict()
+    other = f". It was begun with another version of the method or the network: {_REMEDY}"
     for name in sorted(own.keys() | saved.keys()):
         if name not in saved:
-            raise ValueError(f"{where}: tensor '{name}' is missing from what was saved")
+            raise ValueError(f"{where}: tensor '{name}' is missing from what was saved{other}")
         if name not in own:
-            raise ValueError(f"{where}: tensor '{name}' was saved, but the method has none of that name")
+            raise ValueError(f"{where}: tensor '{name}' was saved, but the method has none of that name{other}")
         if own[name].shape != saved[name].shape or own[name].dtype != saved[name].dtype:
             raise ValueError(
                 f"{where}: tensor '{name}' was saved as {tuple(saved[name].shape)} {saved[name].dtype}, "
-                f"but the method has {tuple(own[name].shape)} {own[name].dtype}"
+                f"but the method has {tuple(own[name].shape)} {own[name].dtype}{other}"
             )
     for name, tensor in own.items():
         tensor.copy_(saved[name])

@@ -35,9 +35,9 @@ def _tidy(folder: Folder, new: bool) -> None:
     """Remove what a failure left, but for training that can be gone on with."""
     path = folder.path
     files.clear(path)
-    if not new or any((path / TRAINING).glob("phase-*")):
+    if any((path / TRAINING).glob("phase-*")):
         return
-    if {entry.name for entry in path.iterdir()} <= {NAME, TRAINING}:
-        shutil.rmtree(path / TRAINING, ignore_errors=True)
+    shutil.rmtree(path / TRAINING, ignore_errors=True)
+    if new and {entry.name for entry in path.iterdir()} <= {NAME}:
         (path / NAME).unlink(missing_ok=True)
         path.rmdir()

@@ -100,6 +100,9 @@ class Regime:
             if getattr(self, name) not in known:
                 words = ", ".join(f"'{word}'" for word in known[:-1])
                 raise ValueError(f"{name} is {words} or '{known[-1]}', not '{getattr(self, name)}'")
+        for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if not 0 <= self.warmup < self.epochs:
             raise ValueError(f"warmup must be at least 0 and below the {self.epochs} epochs, not {self.warmup}")
         if self.warmup and self.schedule == "patience":
@@ -112,15 +115,25 @@ class Regime:
             )
         if not 0 <= self.mix_until <= 1:
             raise ValueError(f"mix_until is a share of the epochs, from 0 to 1, not {self.mix_until}")
-        for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if self.decay <= 1:
             raise ValueError(f"decay divides the learning rate, so it must be above 1, not {self.decay}")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip bounds the norm of the gradient, so it must be above 0 or None, not {self.clip}")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
+        self._check_device()
+
+    def _check_device(self) -> None:
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise ValueError(f"there is no device '{self.device}'; use 'cpu', 'cuda' or 'cuda:0'") from None
+        if device.type not in {"cpu", "cuda"}:
+            raise ValueError(f"training runs on 'cpu' or 'cuda', not on '{self.device}'")
+        if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use device='cpu'")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"there is no '{self.device}': torch sees {torch.cuda.device_count()} of them, from cuda:0 on"
+            )
 
     def _check_optimizer(self) -> None:
         name = self.optimizer.lower()
