@@ -324,3 +324,12 @@ def test_facts_about_fresh_values_keep_their_precision() -> None:
     facts = [tensor.fresh.clone() for tensor in net._tensors()]
     net.half()
     assert all(torch.equal(tensor.fresh, fact) for tensor, fact in zip(net._tensors(), facts, strict=True))
+
+
+def test_where_newborn_values_are_kept_does_not_depend_on_what_they_are_for() -> None:
+    """Names and shapes are those in files that were saved before."""
+    net = grow(Words(), WORDS, start=0.5)
+    net.add_task("a", 3)
+    assert net.get_parameter("loose.embed/weight.rows").shape == (50, 8)
+    net.add_task("b", 3, 0.25)
+    assert net.get_parameter("loose.embed/weight.cols").shape == (50, 4)
