@@ -317,18 +317,18 @@ class GrowingNetwork(nn.Module):
 
         def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
             if id(parameter) not in tensors:  # tied parameters grow as one
-                full = f"{path}.{name}" if path else name
+                full = own.joined(path, name)
                 writes = 0 if id(parameter) in layers else self.axes.writes.get(full, 0)
                 tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full], writes)
             return tensors[id(parameter)]
 
         for path, module in list(body.named_modules(remove_duplicate=False)):
             if id(module) not in made:
-                own = {n: p for n, p in module._parameters.items() if p is not None}
+                given = {n: p for n, p in module._parameters.items() if p is not None}
                 if is_layer(module):
-                    bias = growing(path, "bias", own["bias"]) if "bias" in own else None
+                    bias = growing(path, "bias", given["bias"]) if "bias" in given else None
                     fn = "none" if path in self.axes.normalized or path not in self.axes.layers else self.fn
-                    layer = GrowingLayer(module, growing(path, "weight", own["weight"]), bias, fn)
+                    layer = GrowingLayer(module, growing(path, "weight", given["weight"]), bias, fn)
                     layer.may_fold = layer.folds = path not in self.axes.overwritten
                     made[id(module)] = layer
                 elif is_norm(module):
@@ -337,7 +337,7 @@ class GrowingNetwork(nn.Module):
                     made[id(module)] = GrowingNorm(module, {n: self.axes.tensors[prefix + n] for n in names})
                 else:
                     made[id(module)] = module
-                    for name, parameter in own.items():
+                    for name, parameter in given.items():
                         self.loose[_key(path, name)] = growing(path, name, parameter)
                         del module._parameters[name]
             if made[id(module)] is not module:
@@ -357,10 +357,10 @@ class GrowingNetwork(nn.Module):
     def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
         """The sizes that the module at `path` remembers where the axes have these widths."""
         prefix = f"{path}." if path else ""
-        own = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
+        held = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
         shapes = {
             n: tuple(label_size(label, widths) for label in self.axes.tensors[prefix + n])
-            for n in own
+            for n in held
             if prefix + n in self.axes.tensors
         }
         told = {
@@ -433,7 +433,7 @@ class GrowingNetwork(nn.Module):
 
     def _plain_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers of the user's own modules, by the names that they have in `extras`."""
-        return ((name.replace(".", "/"), buffer) for name, buffer in own.buffers(self.body))
+        return ((own.key(name), buffer) for name, buffer in own.buffers(self.body))
 
     def _new_head(self, classes: int) -> nn.Linear:
         width = len(births_of(self.axes.output, self._births))
@@ -477,7 +477,7 @@ def _bits(module: nn.Module) -> int:
 
 
 def _key(path: str, name: str) -> str:
-    return (f"{path}.{name}" if path else name).replace(".", "/")
+    return own.key(own.joined(path, name))
 
 
 def _replace(root: nn.Module, path: str, new: nn.Module) -> nn.Module:

@@ -59,17 +59,17 @@ def resize(body: nn.Module, labels: Labels, births: Mapping[str, Tensor], task: 
 
 def kept(body: nn.Module) -> nn.Module:
     """A copy of all buffers as they are: a later task may change them."""
-    copy = nn.Module()
+    held = nn.Module()
     for name, buffer in buffers(body):
-        copy.register_buffer(name.replace(".", "/"), buffer.detach().clone())
-    return copy
+        held.register_buffer(key(name), buffer.detach().clone())
+    return held
 
 
-def put_back(body: nn.Module, copy: nn.Module) -> None:
+def put_back(body: nn.Module, held: nn.Module) -> None:
     """All buffers as they were; one that was not there then is not there again."""
     for path, module in owners(body):
         for name in module._buffers:
-            value = copy._buffers.get(joined(path, name).replace(".", "/"))
+            value = held._buffers.get(key(joined(path, name)))
             module._buffers[name] = None if value is None else value.clone()
 
 
@@ -78,8 +78,10 @@ def joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def key(name: str) -> str:
+    """A full name as one that a module may give to a tensor or a part of its own."""
+    return name.replace(".", "/")
+
+
 def _grows(labels: tuple[Label, ...]) -> bool:
     return any(any(axis_names(label)) for label in labels)
-
-
-__all__ = ["buffers", "joined", "kept", "numbers_in", "owners", "put_back", "resize"]
