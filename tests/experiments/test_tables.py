@@ -12,6 +12,8 @@ from zeroforget.experiments import formats
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.tables import COSTS, Cell, averages, costs, signed, size, tables
 
+LACKING = "Not every method has a finished run with each seed (0, 1): mine_own lacks 0."
+
 
 def runs() -> list[Results]:
     return [
@@ -35,6 +37,7 @@ def test_terminal() -> None:
         "Joint        98.0 ± 1.4 (+3.0)  98.0 ± 0.0 (0.0)  98.0 ± 0.7\n"
         "TFM           95.0 ± 1.4 (0.0)  91.0 ± 1.4 (0.0)  93.0 ± 0.0\n"
         "mine_own           97.0 (-0.0)        50.0 (0.0)        73.5\n"
+        f"{LACKING}\n"
     )
     bold = [span for span in formats.terminal(table).spans if span.style == "bold"]
     text = formats.terminal(table).plain
@@ -52,6 +55,8 @@ def test_markdown() -> None:
         "| Joint | 98.0 ± 1.4 (+3.0) | 98.0 ± 0.0 (0.0) | 98.0 ± 0.7 |\n"
         "| TFM | 95.0 ± 1.4 (0.0) | 91.0 ± 1.4 (0.0) | **93.0 ± 0.0** |\n"
         "| mine_own | 97.0 (-0.0) | 50.0 (0.0) | 73.5 |\n"
+        "\n"
+        f"{LACKING}\n"
     )
 
 
@@ -71,6 +76,7 @@ def test_latex() -> None:
         "mine\\_own & 97.0 ($-$0.0) & 50.0 (0.0) & 73.5 \\\\\n"
         "\\bottomrule\n"
         "\\end{tabular}\n"
+        f"% {LACKING}\n"
     )
 
 
@@ -116,7 +122,26 @@ def test_beside_the_paper() -> None:
 
 def test_a_scenario_that_the_paper_lacks_says_so() -> None:
     (table,) = tables(runs(), beside_paper=True)
-    assert table.notes == ("The paper has no table for digits/5.",)
+    assert table.notes == (LACKING, "The paper has no table for digits/5.")
+
+
+def test_a_scenario_that_was_cut_otherwise_stands_alone() -> None:
+    few = [[0.5] * (t + 1) for t in range(3)]
+    (table,) = tables([results("tfm", 0, few, scenario="tiny-imagenet/large-first")], beside_paper=True)
+    assert table.notes == ("The paper's table for tiny-imagenet/large-first has 10 tasks, not 3.",)
+    assert table.header[-1] == "Avg."
+    assert [(r.source, str(r.average)) for r in table.rows] == [("ours", "50.0")]
+    assert "the paper |" not in formats.markdown(table)
+
+
+def test_methods_that_learned_other_tasks_cannot_share_a_table() -> None:
+    with pytest.raises(ValueError, match=r"'tfm' and 'ewc' did not learn the same tasks of digits/5 \(t1, t2; t1\)"):
+        tables([results("tfm"), results("ewc", accuracy=[[1.0]])])
+
+
+def test_a_sign_that_parts_columns_is_escaped() -> None:
+    made = Results.from_dict(results(accuracy=[[1.0]]).to_dict() | {"tasks": [{"name": "a|b", "classes": 2}]})
+    assert "| Method | a\\|b | Avg. |" in formats.markdown(*tables([made]))
 
 
 def test_the_larger_first_task_is_left_out_of_its_average() -> None:
@@ -196,6 +221,7 @@ def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold()
         [False, True, True],
     ]
     assert "| TFM | 25.0 | **50.0** | **50.0** |" in formats.markdown(table)
+    assert table.notes[0] == "Not run on every scenario: EWC."
 
 
 def test_costs_and_forward_transfer() -> None:

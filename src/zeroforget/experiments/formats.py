@@ -56,7 +56,8 @@ def plain(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def markdown(table: Table) -> str:
     """A pipe table."""
-    lines = [f"**{table.title}**", "", _pipes(table.header), _pipes(["---", *["---:"] * (len(table.header) - 1)])]
+    header = list(map(_escape_pipes, table.header))
+    lines = [f"**{table.title}**", "", _pipes(header), _pipes(["---", *["---:"] * (len(header) - 1)])]
     for row, line in zip(table.rows, table.lines(), strict=True):
         cells = [f"**{words}**" if cell.best else words for cell, words in zip(row.entries, line[1:], strict=True)]
         lines.append(_pipes([_escape_pipes(line[0].strip()), *cells]))

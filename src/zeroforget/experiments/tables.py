@@ -82,7 +82,7 @@ class Row:
     @property
     def title(self) -> str:
         """What the first column says."""
-        return TITLES.get(self.method, self.method) if self.source == "ours" else "  the paper"
+        return _title(self.method) if self.source == "ours" else "  the paper"
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,10 @@ class Table:
         return [(row.title, *map(str, row.entries)) for row in self.rows]
 
 
+def _title(method: str) -> str:
+    return TITLES.get(method, method)
+
+
 def signed(forgetting: float) -> str:
     """As the paper: 0.0 where nothing changed, else with a sign. What rounds to nothing keeps its sign: -0.0."""
     return "0.0" if forgetting == 0 else f"{forgetting:+.1f}"
@@ -129,17 +133,42 @@ def groups(runs: Iterable[Results]) -> list[list[Results]]:
 
 def _table(group: Sequence[Results], beside_paper: bool) -> Table:
     first = group[0]
+    _check_tasks(group)
     printed = paper.table_of(first.scenario)
-    start = printed.average_from if printed else 1
-    rows = _bold([_row(runs, start) for runs in by_method(group)])
-    notes: tuple[str, ...] = ()
+    fits = printed is not None and len(printed.tasks) == len(first.tasks)
+    start = printed.average_from if printed is not None and fits else 1
+    methods = by_method(group)
+    rows = _bold([_row(runs, start) for runs in methods])
+    notes = _lacking(methods)
     if beside_paper and printed is None:
-        notes = (f"The paper has no table for {first.scenario}.",)
+        notes += (f"The paper has no table for {first.scenario}.",)
+    elif beside_paper and printed is not None and not fits:
+        notes += (f"The paper's table for {first.scenario} has {len(printed.tasks)} tasks, not {len(first.tasks)}.",)
     elif beside_paper and printed is not None:
         rows = _beside(rows, printed)
-        notes = (f"The paper's figures: {printed.label} ({printed.title}).",)
+        notes += (f"The paper's figures: {printed.label} ({printed.title}).",)
     average = "Avg." if start == 1 else f"Avg. ({start}+)"
     return Table(f"{first.scenario} · {first.network}", (*first.names, average), tuple(rows), notes)
+
+
+def _check_tasks(group: Sequence[Results]) -> None:
+    """The columns of a table are the tasks of every row."""
+    first = group[0]
+    for other in group:
+        if other.tasks != first.tasks and other.method != first.method:  # one method's seeds are compared below
+            raise ValueError(
+                f"'{first.method}' and '{other.method}' did not learn the same tasks of {first.scenario} "
+                f"({', '.join(first.names)}; {', '.join(other.names)}); they cannot share a table"
+            )
+
+
+def _lacking(methods: Sequence[Sequence[Results]]) -> tuple[str, ...]:
+    """Which methods were not run with seeds that others were: their figures are of fewer runs."""
+    seeds = sorted({r.seed for runs in methods for r in runs})
+    left = {_title(runs[0].method): [s for s in seeds if s not in {r.seed for r in runs}] for runs in methods}
+    parts = [f"{title} lacks {', '.join(map(str, without))}" for title, without in left.items() if without]
+    every = ", ".join(map(str, seeds))
+    return (f"Not every method has a finished run with each seed ({every}): {'; '.join(parts)}.",) if parts else ()
 
 
 def by_method(group: Sequence[Results]) -> list[list[Results]]:
@@ -231,7 +260,7 @@ def _paper_row(row: paper.PaperRow) -> Row:
 def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
     """One column for each scenario, as the paper's summary of Tiny ImageNet (tab:tiny_imagenet_all).
 
-    Only methods that were run on every scenario have a row.
+    Only methods that were run on every scenario have a row; a note names the others.
     """
     made = [_table(group, beside_paper) for group in groups(runs)]
     found = [{(row.method, row.source): row for row in table.rows} for table in made]
@@ -244,6 +273,11 @@ def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
         rows += part
     rows.sort(key=lambda row: [key[0] for key in keys].index(row.method))  # stable: ours, then the paper's
     notes = tuple(dict.fromkeys(note for table in made for note in table.notes))
+    others = dict.fromkeys(
+        m for rows_of in found for m, source in rows_of if source == "ours" and (m, source) not in keys
+    )
+    if others:
+        notes = (f"Not run on every scenario: {', '.join(map(_title, others))}.", *notes)
     return Table("Average accuracy", tuple(table.title for table in made), tuple(rows), notes)
 
 
@@ -273,7 +307,7 @@ class Cost:
     def cells(self) -> tuple[str, ...]:
         """A row under the header `COSTS`."""
         return (
-            TITLES.get(self.method, self.method),
+            _title(self.method),
             f"{self.parameters:,.0f}",
             size(self.training),
             size(self.inference),
