@@ -34,7 +34,10 @@ the start of a later task is not the very function of the one before.
   reach (a branch for training, such as an auxiliary head) is named in a warning and does not grow. Train a grown
   network in training mode: in eval mode it answers through `dense`, which has no gradients.
 - What it keeps beside parameters is in buffers; a plain tensor attribute is not copied. Hooks that write weights
-  (`torch.nn.utils.weight_norm`) are refused: use `torch.nn.utils.parametrizations`, or remove them.
+  (`torch.nn.utils.weight_norm`) are refused: use `torch.nn.utils.parametrizations.weight_norm`, or remove them.
+  Layers under a spectral norm do not grow.
+- Parameters that are constants when the network is given (`requires_grad` is false) stay what they are; features born
+  later learn there too.
 - A number of features that the code has written down (`/ 8` instead of `/ y.shape[1]`) is adapted where it is an
   attribute with a size's name and where a shape needs it. Where it is only arithmetic, nobody can tell: earlier tasks
   are exact all the same, but later ones compute with the old number.

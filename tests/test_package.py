@@ -138,6 +138,13 @@ def test_tables_in_the_docs_come_from_the_committed_results() -> None:
         assert filled(text) == text, f"{page.name} is out of date: python -m benchmarks.fill_docs"
 
 
+def test_the_page_of_architectures_comes_from_the_committed_results(tmp_path: Path) -> None:
+    from benchmarks.zoo_docs import write
+
+    write(tmp_path / "page.md", ROOT / "benchmarks" / "results" / "zoo.json")
+    assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "architectures.md").read_text()
+
+
 def test_links_between_our_pages_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):

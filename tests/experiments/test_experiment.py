@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,47 @@ def test_a_scenario_may_be_written_out(tmp_path: Path) -> None:
     assert [len(task.classes) for task in make_scenario(scenario).tasks] == [4, 6]
     with pytest.raises(ValueError, match="did you mean 'sizes'"):
         load(text.replace("sizes", "sizess"), tmp_path)
+
+
+def test_a_scenario_function_is_told_where_the_data_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import zeroforget.data
+told = []
+def rooted(tasks: int = 5, root: str | None = None):
+    told.append(root)
+    return zeroforget.data.scenario({"data": "digits", "tasks": tasks})
+def plain():
+    return rooted()
+"""
+    (tmp_path / "scenario_with_root.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for function, options, expected in (
+        ("rooted", "", tmp_path / "sets"),
+        ("rooted", ', root = "mine"', "mine"),  # what the file says goes first
+        ("plain", "", None),
+    ):
+        scenario = f'scenario = {{ name = "scenario_with_root:{function}"{options} }}\n'
+        (part,) = load(scenario + 'network = "small"\nmethods = ["ewc"]\n', tmp_path).scenarios
+        make_scenario(part, tmp_path / "sets")
+        assert sys.modules["scenario_with_root"].told[-1] == expected
+
+
+def test_a_default_makes_an_argument_of_a_method_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+from zeroforget.methods.finetuning import Finetuning
+class Mine(Finetuning):
+    name = "mine"
+    def __init__(self, net, example, strength=1.0):
+        super().__init__(net, example)
+        self.strength = strength
+"""
+    (tmp_path / "method_with_default.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = BASE + '[methods.mine]\nmethod = "method_with_default:Mine"\nstrength = 3.0\n'
+    (choice,) = load(text, tmp_path).methods
+    assert choice.all_options() == {"strength": 3.0}
+    with pytest.raises(ValueError, match="no key 'example'"):
+        load(text.replace("strength", "example"), tmp_path)
 
 
 def test_set_turns_a_name_into_a_table(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from zeroforget.methods.registry import keywords
 
 
 def known_key(key: str, known: Collection[str], where: str) -> None:
@@ -27,12 +28,6 @@ def arguments(function: Callable[..., Any], given: Mapping[str, Any], where: str
         known_key(key, known, where)
         checked[key] = conform(value, hints.get(key, Any), f"{where}: {key}")
     return checked
-
-
-def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a function, or of a class's `__init__`."""
-    parameters = inspect.signature(function).parameters
-    return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

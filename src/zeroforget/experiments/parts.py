@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,9 @@ def make_scenario(part: NamedPart, root: Path | None = None, progress: Progress 
     """The scenario with its data; `progress` hears how far decoding is."""
     if ":" not in part.name or part.name.startswith("folder:"):
         return scenario(_wanted(part), seed=part.options.get("seed", 0), root=root, progress=progress)
-    made = _foreign(part.name)(**part.options)
+    function = _foreign(part.name)
+    place = {"root": root} if "root" in inspect.signature(function).parameters else {}
+    made = function(**place | part.options)
     if not isinstance(made, Scenario):
         raise ValueError(f"'{part.name}' returned {type(made).__name__}; a scenario function returns a Scenario")
     return made

@@ -60,9 +60,20 @@ def _foreign(name: str) -> type[Method]:
 
 
 def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
-    """A method's options: the keyword-only arguments of its `__init__`."""
-    signature = inspect.signature(cls.__init__)
-    return {n: p for n, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    """A method's options: what its `__init__` takes by name alone or has a default for."""
+    return keywords(cls)
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a function, or of a class's `__init__`: what comes after `*`, and what has a default."""
+    parameters = inspect.signature(function).parameters
+    return {name: parameter for name, parameter in parameters.items() if _is_option(parameter)}
+
+
+def _is_option(parameter: inspect.Parameter) -> bool:
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return parameter.default is not inspect.Parameter.empty
+    return parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def build(name: str, net: nn.Module, example: Tensor, **chosen: Any) -> Method:
