@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def three_digits(*, tasks: int = 3, images: int = 60) -> Scenario:
         parts = [Split(x[part], y[part] - first) for part in rows[: 3 * images].split(images)]
         made.append(Task(f"digits-{first}", (str(first), str(first + 1)), *parts))
     return Scenario("three", (1, 8, 8), tuple(made))
+
+
+def unlearnable() -> Scenario:
+    """A second task that no method can learn."""
+    first, second, *_ = three_digits().tasks
+    return Scenario("unlearnable", (1, 8, 8), (first, dataclasses.replace(second, classes=("2",))))
 
 
 class Pulled(Method):

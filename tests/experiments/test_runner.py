@@ -205,6 +205,14 @@ def test_a_method_that_refuses_a_task_is_named(tmp_path: Path) -> None:
         run(Experiment.load(path, methods=["picky"]), tmp_path)
 
 
+def test_a_task_that_cannot_be_learned_is_met_before_anything_is_trained(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1)
+    experiment = Experiment.load(path, changes=["scenario={ name = 'tests.experiments.helpers:unlearnable' }"])
+    with pytest.raises(ValueError, match=r"task 'digits-2' has 1 class\(es\)"):
+        run(experiment, tmp_path)
+    assert not list(tmp_path.rglob("log.jsonl"))
+
+
 def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     more = '\n[methods.exploding]\nmethod = "tests.experiments.helpers:Exploding"\n'
     experiment = Experiment.load(

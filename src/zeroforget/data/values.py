@@ -181,11 +181,26 @@ class Task:
         for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
             if not len(split):
                 raise ValueError(f"task '{self.name}' has no {part} images; give each class at least one")
+            if split.labels.dim() != 1:
+                raise ValueError(
+                    f"task '{self.name}': {part} labels are of shape {tuple(split.labels.shape)}; give one whole "
+                    "number an image"
+                )
+            if split.labels.dtype not in (torch.int64, torch.uint8):
+                raise ValueError(
+                    f"task '{self.name}': {part} labels are {split.labels.dtype}; give whole numbers as labels.long() "
+                    "makes them"
+                )
             low, high = int(split.labels.min()), int(split.labels.max())
             if low < 0 or high >= len(self.classes):
                 raise ValueError(
                     f"task '{self.name}': {part} labels run from {low} to {high}, but its {len(self.classes)} classes "
                     f"are 0 to {len(self.classes) - 1}; labels are local to a task, so subtract the first one"
+                )
+            if not split.images.is_floating_point() and split.images.dtype != torch.uint8:
+                raise ValueError(
+                    f"task '{self.name}': the {part} images are {split.images.dtype}; give bytes (torch.uint8), which "
+                    "count as 0 to 1, or floats"
                 )
             if split.images.is_floating_point():
                 used = split.images if split.rows is None else split.images[split.rows]
@@ -200,6 +215,25 @@ class Scenario:
     name: str
     shape: tuple[int, int, int]
     tasks: tuple[Task, ...]
+
+    def check(self) -> None:
+        """Raise ValueError if some task could not be learned: better met before anything is trained."""
+        if not self.tasks:
+            raise ValueError(f"scenario '{self.name}' has no tasks")
+        for place, task in enumerate(self.tasks):
+            if task.name in (other.name for other in self.tasks[:place]):
+                raise ValueError(f"scenario '{self.name}' has two tasks '{task.name}'; give them different names")
+            task.check()
+            for part, split in (("train", task.train), ("val", task.val), ("test", task.test)):
+                first = split.batch(torch.zeros(1, dtype=torch.int64, device=split.labels.device))[0]
+                self._check_input(f"task '{task.name}': {part} images come to the network as", task.prepare.test(first))
+
+    def _check_input(self, said: str, x: Tensor) -> None:
+        if tuple(x.shape[1:]) != tuple(self.shape):
+            seen, wanted = ("x".join(map(str, shape)) for shape in (x.shape[1:], self.shape))
+            raise ValueError(f"{said} {seen}, but the scenario '{self.name}' is {wanted}")
+        if x.dtype != torch.float32:
+            raise ValueError(f"{said} {x.dtype}; give bytes (torch.uint8) or torch.float32")
 
     def example(self, batch: int = 2) -> Tensor:
         """A batch of this scenario's shape, for tracing a network."""

@@ -129,7 +129,9 @@ class _Data:
     def __call__(self, part: NamedPart) -> Scenario:
         if self.scenario is None or part != self.part:
             self.scenario = None  # one data set in memory at a time
-            self.part, self.scenario = part, make_scenario(part, self.root, self.watch.loading)
+            made = make_scenario(part, self.root, self.watch.loading)
+            made.check()
+            self.part, self.scenario = part, made
         return self.scenario
 
 

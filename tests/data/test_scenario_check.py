@@ -1,0 +1,51 @@
+"""A scenario that could not be learned to its end is refused as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from zeroforget.data import Preparation, Scenario, Split, Task
+
+SHAPE = (1, 6, 4)
+
+
+def task(name: str = "b", classes: int = 2, images: Tensor | None = None, labels: Tensor | None = None) -> Task:
+    x = torch.rand(4, *SHAPE) if images is None else images
+    y = torch.arange(len(x)) % classes if labels is None else labels
+    return Task(name, tuple(map(str, range(classes))), *[Split(x, y)] * 3)
+
+
+def test_a_sound_one_passes() -> None:
+    Scenario("s", SHAPE, (task("a"), task("b", 3), task("c", images=torch.zeros(2, *SHAPE, dtype=torch.uint8)))).check()
+    large = replace(task("b", images=torch.rand(2, 1, 9, 9)), prepare=Preparation(crop=5))
+    Scenario("s", (1, 5, 5), (replace(task("a", images=torch.rand(2, 1, 5, 5))), large)).check()
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (task("a"), "scenario 's' has two tasks 'a'"),
+        (task(classes=1), r"task 'b' has 1 class\(es\)"),
+        (task(labels=torch.tensor([0, 1, 2, 0])), "labels run from 0 to 2"),
+        (task(images=torch.rand(4, 1, 4, 4)), "'b': train images come to the network as 1x4x4, .*scenario.* is 1x6x4"),
+        (task(images=torch.rand(4, *SHAPE).double()), "'b': train images come to the network as torch.float64"),
+        (task(images=torch.ones(4, *SHAPE).long()), "task 'b': the train images are torch.int64; give bytes"),
+        (replace(task(), prepare=Preparation((0.5,) * 3, (0.2,) * 3)), "come to the network as 3x6x4"),
+        (replace(task(), prepare=Preparation(crop=5)), "come to the network as"),
+        (task(labels=torch.tensor([0, 1, 1, 0]).int()), "task 'b': train labels are torch.int32; .*labels.long()"),
+        (task(labels=torch.tensor([0.0, 1.0, 1.0, 0.0])), "labels are torch.float32"),
+        (task(labels=torch.eye(2).long()[[0, 1, 1, 0]]), r"labels are of shape \(4, 2\)"),
+    ],
+)
+def test_what_its_second_task_lacks_is_named(second: Task, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Scenario("s", SHAPE, (task("a"), second)).check()
+
+
+def test_no_tasks_at_all() -> None:
+    with pytest.raises(ValueError, match="scenario 's' has no tasks"):
+        Scenario("s", SHAPE, ()).check()
