@@ -222,3 +222,24 @@ def test_many_pixels_lie_in_a_mapped_file(tmp_path: Path, monkeypatch: pytest.Mo
     gradient().save(tmp_path / "a.png")
     images, _ = decode_all([tmp_path / "a.png"] * 3, SHAPE)
     assert torch.equal(images[2], decode(tmp_path / "a.png", SHAPE))
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
+def test_notes_that_cannot_be_read_do_not_spoil_the_picture(tmp_path: Path, ending: str) -> None:
+    for number, exif in enumerate([b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0"]):
+        broken, whole = tmp_path / f"{number}.{ending}", tmp_path / f"whole.{ending}"
+        gradient().save(broken, exif=exif)
+        gradient().save(whole)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(decode(broken, SHAPE), decode(whole, SHAPE))
+
+
+def test_a_picture_is_turned_though_its_other_notes_cannot_be_written_again(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    gradient().save(tmp_path / "plain.png", exif=exif)
+    entries = struct.pack("<HHII", 0x0100, 1, 1, 0) + struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    odd = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + entries + struct.pack("<I", 0)
+    gradient().save(tmp_path / "odd.png", exif=odd)
+    assert torch.equal(decode(tmp_path / "odd.png", SHAPE), decode(tmp_path / "plain.png", SHAPE))

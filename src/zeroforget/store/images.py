@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import struct
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from zeroforget.data.decode import plain
@@ -29,6 +30,20 @@ ENDINGS = frozenset(
     f".{ending}"
     for ending in "jpg jpeg jpe png gif webp avif bmp tif tiff ppm pgm pbm tga ico jp2 mpo".split()  # noqa: SIM905
 )
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each of Exif's orientations."""
+_ODD_NOTES = (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, OSError, struct.error)
+"""What Pillow raises where Exif cannot be read."""
 
 Shape = tuple[int, int, int]
 Source = str | os.PathLike[str] | bytes | Image.Image
@@ -70,7 +85,7 @@ def decode(source: Source, shape: Shape, most: int = MOST_PIXELS) -> Tensor:
 
 def _fitted(picture: Image.Image, shape: Shape) -> Tensor:
     channels, height, width = shape
-    picture = plain(ImageOps.exif_transpose(picture), picture.format)
+    picture = plain(_upright(picture), picture.format)
     picture = picture.convert("L" if channels == 1 else "RGB")
     if picture.size != (width, height):
         scale = max(width / picture.width, height / picture.height)
@@ -79,6 +94,16 @@ def _fitted(picture: Image.Image, shape: Shape) -> Tensor:
         picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=box)
     array = np.array(picture, dtype=np.uint8)
     return torch.from_numpy(array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1)))
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Turned as its notes say. Pillow's own function writes the other notes anew, and fails on odd ones."""
+    picture.load()  # first the pixels, which must be whole
+    try:
+        turn = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
+    except _ODD_NOTES:  # they say nothing, and the pixels are there
+        return picture
+    return picture if turn is None else picture.transpose(turn)
 
 
 def decode_all(files: Sequence[Path], shape: Shape, told: Told | None = None) -> tuple[Tensor, dict[int, str]]:
