@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +92,21 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
         model.export(tmp_path / "a", form="torch")
     with pytest.raises(ModelError, match="no task 'x'"):
         model.export(tmp_path / "a", "x")
+
+
+def test_a_full_disk_is_told_in_both_forms(trained: Path, tmp_path: Path) -> None:
+    """In a process of its own: torch's writer of files would end it."""
+    code = (
+        "import resource, signal, sys\n"
+        "from zeroforget.store import open_model\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+        "for form in ('torch', 'onnx'):\n"
+        "    try:\n        open_model(sys.argv[1]).export(sys.argv[2] + form, 'low', form=form)\n"
+        "    except ValueError as error:\n        print(error)\n"
+    )
+    words = [sys.executable, "-c", code, str(trained), str(tmp_path / "low.")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("could not be written") == 2
+    assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from zeroforget.store import files
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import Preprocessing, TaskFacts
 from zeroforget.store.folder import PROBE
@@ -77,9 +78,11 @@ def _program(model: Model, task: TaskFacts) -> torch.export.ExportedProgram:
 
 
 def _torch(model: Model, task: TaskFacts, out: Path) -> None:
-    program = _program(model, task)
-    torch.export.save(program, out, extra_files={"zeroforget.json": json.dumps(_about(model, task))})
-    again = torch.export.load(out).module()
+    content = io.BytesIO()  # where its own writing of a file meets a full disk, it ends the process
+    torch.export.save(_program(model, task), content, extra_files={"zeroforget.json": json.dumps(_about(model, task))})
+    files.write(out, content.getvalue())
+    with out.open("rb") as written:
+        again = torch.export.load(io.BytesIO(written.read())).module()
     _check(model, task, again)
 
 
