@@ -126,6 +126,7 @@ def test_another_ancestor_is_refused_and_the_right_one_named(
         behind.receive(tmp_path / "late.zfu")
     with pytest.raises(ModelError, match="there is no model"):
         open_model(tmp_path / "nothing").receive(tmp_path / "late.zfu")
+    assert not (tmp_path / "nothing").exists()
     assert tree(behind.path) == before
     learn_more(behind, data, "high")
     with pytest.raises(ModelError, match=r"brings 'middle' where this model has learned 'high'.*undo"):
@@ -200,3 +201,18 @@ def _numel(shape: tuple[int, ...]) -> int:
     for size in shape:
         out *= size
     return out
+
+
+def test_without_a_model_a_part_of_one_asks_for_the_whole(pair: tuple[Model, Model], tmp_path: Path) -> None:
+    ahead, behind = pair
+    ahead.ship(tmp_path / "late.zfu", since="low")
+    (tmp_path / "empty").mkdir()
+    for name in ("nothing", "empty"):
+        with pytest.raises(ModelError, match=r"follows task 'low'.*zeroforget ship --all") as error:
+            open_model(tmp_path / name).receive(tmp_path / "late.zfu")
+        assert "learn" not in str(error.value)
+    behind.undo()
+    with pytest.raises(ModelError, match=r"ends with no task.*zeroforget ship --all"):
+        behind.receive(tmp_path / "late.zfu")
+    ahead.ship(tmp_path / "all.zfu")
+    assert [task.name for task in behind.receive(tmp_path / "all.zfu")] == ["low", "middle"]

@@ -6,6 +6,7 @@ to end.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,8 +134,12 @@ def _update(fields: Fields, offset: int, size: int) -> Update:
 def receive(folder: Folder, path: Path, watch: Watch) -> tuple[TaskFacts, ...]:
     """Add an update's tasks to the model that it fits; those that were new come back."""
     update = read_update(path)
-    if not folder.exists() and not update.whole:
-        folder.read()  # tells what is missing
+    if not folder.exists() and not folder.entries() and not update.whole:
+        folder.check_place()
+        raise ModelError(
+            f"there is no model in {folder.path}, and {path} is no whole one: it follows task '{update.base_name}'. "
+            "Receive one first that 'zeroforget ship --all' wrote"
+        )
     with changing(folder, watch):
         return _receive(folder, path, update)
 
@@ -176,11 +181,11 @@ def _known(chain: Chain, update: Update, path: Path) -> int:
     hashes = [chain.root, *(task.hash for task in chain.tasks)]
     ends = f"'{chain.tasks[-1].name}'" if chain.tasks else "no task"
     if update.base not in hashes:
-        since = f" --since {chain.tasks[-1].name}" if chain.tasks else ""
+        since = f"--since {shlex.quote(chain.tasks[-1].name)}" if chain.tasks else "--all"
         raise ModelError(
             f"{path} follows task '{update.base_name}' ({update.base[:12]}), which this model lacks: it ends with "
             f"{ends}. Receive the update that brings '{update.base_name}' first, or make one with "
-            f"'zeroforget ship{since}'"
+            f"'zeroforget ship {since}'"
         )
     have = hashes[hashes.index(update.base) + 1 :]
     brings = [own for _, own in update.tasks]
