@@ -266,7 +266,7 @@ def test_weights_that_do_not_fit_leave_no_folder(tmp_path: Path, data: Path) -> 
 
 
 def test_a_training_that_diverges_advises_a_lower_rate_and_leaves_no_folder(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(Diverged, match=r"Try a lower one, such as --lr 1e\+28") as error:
+    with pytest.raises(Diverged, match=r"Try a lower one, such as --lr 0\.02\.") as error:
         open_model(tmp_path / "m").learn(data / "low", "low", **QUICK, lr=1e29)
     assert "clip" not in str(error.value)
     assert not (tmp_path / "m").exists()
@@ -299,3 +299,30 @@ def test_a_name_may_have_240_bytes(trained: Path, data: Path) -> None:
     assert task_name("\U00020000" * 60)
     with pytest.raises(ModelError, match="it has 244 bytes in UTF-8, and 240 are the most"):
         open_model(trained).learn(data / "high", "\U00020000" * 61)
+
+
+@pytest.mark.parametrize("place", [".", "model", "digit0/model"])
+def test_a_model_among_its_pictures_would_be_taken_for_a_class(tmp_path: Path, place: str) -> None:
+    folder = write_digits(tmp_path / "photos", (0, 1), 4)
+    with pytest.raises(ModelError, match="is among the pictures; name a folder for the model that is not in"):
+        open_model(folder / place).learn(folder, "low", **QUICK)
+    assert sorted(path.name for path in folder.iterdir()) == ["digit0", "digit1"]
+
+
+def test_what_fails_leaves_no_folders_above_the_model(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(Diverged):
+        open_model(tmp_path / "mine" / "new" / "deep" / "m").learn(data / "low", "low", **QUICK, lr=1e29)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+def test_another_interrupted_training_is_not_given_up_in_silence(model: Model, data: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.epoch:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_more(model, data, "high", watch=Watch(training=stop))
+    said: list[str] = []
+    learn_more(model, data, "high", seed=5, watch=Watch(say=said.append))
+    assert any("interrupted training" in line and "given up" in line for line in said)

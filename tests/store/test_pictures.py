@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,10 @@ def test_a_lesson_normalizes_by_what_it_learns_from(tmp_path: Path) -> None:
     assert made.data.held_out == 4
     assert made.data.counts == (10, 10)
     assert statistics(torch.full((2, 1, 4, 4), 9, dtype=torch.uint8), torch.arange(2))[1] == (round(1 / 255, 6),)
+
+
+def test_what_lies_in_hidden_folders_is_not_learned(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 3)
+    (tmp_path / "digit0" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(tmp_path / "digit0" / "000.png", tmp_path / "digit0" / ".ipynb_checkpoints" / "000-checkpoint.png")
+    assert list_pictures(tmp_path).labels == (0, 0, 0, 1, 1, 1)

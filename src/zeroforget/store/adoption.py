@@ -29,7 +29,7 @@ from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, _backbone, _Learning, now
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
-from zeroforget.store.pictures import Lesson, check, lesson, list_pictures, read_pictures
+from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
 from zeroforget.store.weights import few
 from zeroforget.training import FitLog
 
@@ -40,6 +40,7 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
     """Make a model whose first task is this classifier, measured on a folder of class folders."""
     name, folder = task_name(name), Folder(path)
     _check_new(folder)
+    check_apart(path, pictures)
     listing = list_pictures(pictures)
     classifier = _classifier(given, options, name)
     order = _order(listing.classes, given.classes, classifier.linear.out_features)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from zeroforget.store import files
 from zeroforget.store.folder import TRAINING, Folder
@@ -19,7 +20,7 @@ def changing(folder: Folder, watch: Watch) -> Iterator[None]:
     path = folder.path
     with files.told(path):
         folder.check_place()
-        new = not path.exists()
+        new = [place for place in (path, *path.parents) if not place.exists()]
         files.make(path)
         with locked(path, command(), wait=watch.wait, say=watch.say):
             files.clear(path)
@@ -31,8 +32,8 @@ def changing(folder: Folder, watch: Watch) -> Iterator[None]:
                 raise
 
 
-def _tidy(folder: Folder, new: bool) -> None:
-    """Remove what a failure left, but for training that can be gone on with."""
+def _tidy(folder: Folder, new: Sequence[Path]) -> None:
+    """Remove what a failure left, folders that were made for it too, but for training that can be gone on with."""
     path = folder.path
     files.clear(path)
     if any((path / TRAINING).glob("phase-*")):
@@ -40,4 +41,5 @@ def _tidy(folder: Folder, new: bool) -> None:
     shutil.rmtree(path / TRAINING, ignore_errors=True)
     if new and {entry.name for entry in path.iterdir()} <= {NAME}:
         (path / NAME).unlink(missing_ok=True)
-        path.rmdir()
+        for place in new:
+            place.rmdir()

@@ -39,7 +39,7 @@ from zeroforget.store.network import (
     probe_logits,
 )
 from zeroforget.store.options import Options, Watch, default_network
-from zeroforget.store.pictures import Lesson, Listing, check, lesson, list_pictures, pixels, read_pictures
+from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.tensors import born, digest
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.seeding import seeded
@@ -52,6 +52,7 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     """Learn a task from a folder of class folders; the model is made if there is none."""
     name, folder = task_name(name), Folder(path)
     folder.check_place()
+    check_apart(path, pictures)
     backbone = _backbone(folder.read() if folder.exists() or folder.entries() else None, options, name)
     listing = list_pictures(pictures)
     if options.weights is not None:  # a file that does not fit is told at once
@@ -190,6 +191,10 @@ class _Learning:
                 raise ModelError(
                     "there is no interrupted training of this task with these pictures and options to finish"
                 )
+            if any(training.glob("phase-*")):
+                self.watch.say(
+                    "an interrupted training, of another task or with other pictures or options, is given up"
+                )
             shutil.rmtree(training, ignore_errors=True)
             training.mkdir()
             files.write(training / "plan", plan.encode())
@@ -212,9 +217,10 @@ class _Learning:
             with seeded("learn", self.options.seed, self.number):
                 return grower.learn(self.ready.task, fit)
         except Diverged as error:
+            lower = min(self.options.lr / 10, Options.lr)
             raise Diverged(
                 f"training '{self.ready.task.name}' diverged at --lr {self.options.lr:g}: its loss is no number any "
-                f"more. Try a lower one, such as --lr {self.options.lr / 10:g}. The model is as it was"
+                f"more. Try a lower one, such as --lr {lower:g}. The model is as it was"
             ) from error
 
     def _plan(self) -> str:

@@ -20,6 +20,7 @@ from zeroforget.training.seeding import generator
 FEW = 10
 """A class with fewer pictures than this is named."""
 MOST_UNREADABLE = 0.05
+_LEFT = {"Thumbs.db", "desktop.ini"}
 _PARTS = {"train", "val", "valid", "validation", "test"}
 
 
@@ -48,7 +49,7 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
     if classes is not None and (strange := [name for name in names if name not in classes]):
         raise ModelError(f"{folder / strange[0]} is no class of this task; its classes are {', '.join(classes)}")
     order = {name: label for label, name in enumerate(classes or names)}
-    found = [(file, order[name]) for name in names for file in _below(folder / name)]
+    found = [(file, order[name]) for name in names for file in files_below(folder / name)]
     if not found:
         raise ModelError(f"{folder} holds no pictures; it should hold a folder of pictures for each class")
     files, labels = zip(*found, strict=True)
@@ -67,13 +68,20 @@ def _check_names(folder: Path, names: Sequence[str]) -> None:
         raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
 
 
-def _below(folder: Path) -> list[Path]:
-    return sorted(
-        Path(base) / name
-        for base, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".") and name not in {"Thumbs.db", "desktop.ini"}
-    )
+def files_below(folder: Path) -> list[Path]:
+    """Every file in a folder and those below it, but for what is hidden and what file managers leave."""
+    found = []
+    for base, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(base) / name for name in names if not name.startswith(".") and name not in _LEFT]
+    return sorted(found)
+
+
+def check_apart(model: Path, folder: Path) -> None:
+    """Refuse a model's folder that is among the pictures: it would be taken for a class, or for pictures of one."""
+    place, pictures = model.resolve(), folder.resolve()
+    if place.is_relative_to(pictures) and not any(p.startswith(".") for p in place.relative_to(pictures).parts):
+        raise ModelError(f"{model} is among the pictures; name a folder for the model that is not in {folder}")
 
 
 @dataclass(frozen=True)
