@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from tests.store import apart
-from tests.store.helpers import LATER, learn_more, tree
+from tests.store.helpers import LATER, QUICK, learn_more, tree
 from zeroforget.store import Locked, Model, ModelError, Watch, open_model
+from zeroforget.store import model as model_module
 from zeroforget.store.lock import locked
 
 
@@ -195,3 +198,44 @@ def test_a_folder_that_may_not_be_written_can_be_read(trained: Path) -> None:
         with apart.start("read", model) as other:
             other.communicate()
         assert other.returncode == 0
+
+
+def test_a_task_is_found_however_its_letters_are_composed(tmp_path: Path, data: Path) -> None:
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "caf\u00e9 noir", **QUICK)
+    assert model.task("cafe\u0301 noir").name == "caf\u00e9 noir"
+    assert model.predict(data / "low" / "digit0" / "000.png", " cafe\u0301 noir ")[0].task == "caf\u00e9 noir"
+    assert model.undo() == "caf\u00e9 noir"  # its folder is named with an underscore
+
+
+def test_a_damaged_task_is_taken_back_by_the_name_of_its_folder(tmp_path: Path, data: Path) -> None:
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "two words", **QUICK)
+    (tmp_path / "m" / "tasks" / "001-two_words" / "task.json").write_text("{}")
+    assert model.undo() == "two_words"
+
+
+def test_a_full_disk_does_not_keep_anybody_from_taking_back(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)  # the lock's note of who holds it
+    assert model.undo() == "middle"
+    assert model.verify()
+
+
+def test_an_answer_comes_from_one_model(model: Model, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a picture's task and its classes, another process exchanges the task for one with other classes."""
+    picture, likely = data / "middle" / "digit3" / "005.png", model_module._likely
+
+    def exchanged(state: Any, images: torch.Tensor) -> Any:
+        ranks = likely(state, images)
+        other = open_model(model.path)
+        other.undo()
+        other.learn(data / "high", "middle", **LATER)
+        model.refresh()
+        return {name: torch.full_like(p, float(name == "middle")) for name, p in ranks.items()}
+
+    expected = model.predict(picture, "middle")[0].classes
+    monkeypatch.setattr(model_module, "_likely", exchanged)
+    assert model.predict(picture)[0].classes == expected

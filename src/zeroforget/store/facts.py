@@ -26,9 +26,14 @@ _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
 _LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
+def kept_name(name: str) -> str:
+    """A name as it is kept: letters with accents are composed, and nothing is around it."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
 def task_name(name: str) -> str:
     """A task's name as it is kept; it must be able to name a folder on any system."""
-    name = unicodedata.normalize("NFC", name.strip())
+    name = kept_name(name)
     if not _NAME.fullmatch(name):
         raise ModelError(
             f"'{name}' cannot name a task: use letters, digits, spaces, '-', '_' and '.', at most 64 of them, "

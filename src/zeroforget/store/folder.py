@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import unicodedata
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from zeroforget.store import files
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
+from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts, kept_name
 from zeroforget.store.fields import read_bytes, read_sealed, sha256
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
@@ -41,6 +42,7 @@ class Chain:
 
     def find(self, task: str | int) -> TaskFacts:
         """A task by name or by number, counted from 1 as its folder is."""
+        task = kept_name(task) if isinstance(task, str) else task
         for facts in self.tasks:
             if task in (facts.name, facts.number) and not isinstance(task, bool):
                 return facts
@@ -180,10 +182,19 @@ class Folder:
         if not entries:
             raise ModelError(f"{self.path} has no task to take back")
         name = entries[-1][1]
+        called = self._called(name)
         away = self.path / f"{files.UNDONE}{name}"
         shutil.rmtree(away, ignore_errors=True)
         (self.tasks / name).rename(away)
         files.sync(self.tasks)
         files.sync(self.path)
         shutil.rmtree(away, ignore_errors=True)
-        return _ENTRY.fullmatch(name)[2]  # type: ignore[index]
+        return called
+
+    def _called(self, entry: str) -> str:
+        """The name of the task in a folder, which has no spaces; the folder's own if the task cannot be read."""
+        folder = self.tasks / entry
+        with contextlib.suppress(ModelError, OSError):
+            values, own = read_sealed(folder / TASK)
+            return TaskFacts.from_json(values, folder / TASK, own).name
+        return _ENTRY.fullmatch(entry)[2]  # type: ignore[index]

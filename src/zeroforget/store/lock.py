@@ -29,8 +29,9 @@ def locked(folder: Path, doing: str, *, wait: float | None, say: Callable[[str],
             "command": doing,
             "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(holder).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the note is missing, and the lock is held all the same
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(holder).encode(), 0)
         yield
     finally:
         os.close(handle)  # the lock goes with it, also when the process dies

@@ -96,6 +96,34 @@ def _likely(state: _State, images: Tensor) -> dict[str, Tensor]:
     return which.rank(away, {facts.name: facts.calibration for facts in state.chain.tasks})
 
 
+@torch.no_grad()
+def _logits(state: _State, images: Tensor, facts: TaskFacts) -> Tensor:
+    dense, prepare = state.dense(facts), preparation(facts.preprocessing)
+    return torch.cat([dense(prepare.test(part)) for part in images.split(BATCH)])
+
+
+def _probabilities(state: _State, images: Tensor, facts: TaskFacts) -> Tensor:
+    return which.probabilities(_logits(state, images, facts), facts.calibration)
+
+
+def _classified(state: _State, images: Tensor, task: str | None, top: int) -> list[Prediction]:
+    """All of it from one state: another process may exchange a task for one of the same name."""
+    ranks = _likely(state, images) if task is None else {}
+    orders = [
+        tuple(sorted(((name, float(p[row])) for name, p in ranks.items()), key=lambda pair: -pair[1]))
+        for row in range(len(images))
+    ]
+    chosen = [task or order[0][0] for order in orders]
+    out: dict[int, Prediction] = {}
+    for name in dict.fromkeys(chosen):
+        rows, facts = [row for row, one in enumerate(chosen) if one == name], state.chain.find(name)
+        best = _probabilities(state, images[rows], facts).topk(min(top, len(facts.classes)))
+        for row, values, indices in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
+            named = tuple((facts.classes[i], p) for p, i in zip(values, indices, strict=True))
+            out[row] = Prediction("", name, named, orders[row])
+    return [out[row] for row in range(len(images))]
+
+
 class Model:
     """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
 
@@ -179,16 +207,13 @@ class Model:
         """A picture (a path, bytes or a PIL image) as the bytes that the model takes; Unreadable if it is none."""
         return decode(source, self.shape)
 
-    @torch.no_grad()
     def logits(self, images: Tensor, task: str | int) -> Tensor:
         """A task's logits for prepared pictures (bytes; batch, channels, height, width)."""
-        facts = self.task(task)
-        dense, prepare = self.dense(facts.name), preparation(facts.preprocessing)
-        return torch.cat([dense(prepare.test(part)) for part in images.split(BATCH)])
+        return self._reading(lambda state: _logits(state, images, state.chain.find(task)))
 
     def probabilities(self, images: Tensor, task: str | int) -> Tensor:
         """The probability of each of the task's classes, for prepared pictures."""
-        return which.probabilities(self.logits(images, task), self.task(task).calibration)
+        return self._reading(lambda state: _probabilities(state, images, state.chain.find(task)))
 
     def likely_tasks(self, images: Tensor) -> dict[str, Tensor]:
         """Task → how likely each prepared picture belongs to it: a guess, from how far its features lie."""
@@ -211,7 +236,7 @@ class Model:
     def _answers(self, named: list[tuple[str, Source]], task: str | None, top: int) -> list[Prediction]:
         tried = [(name, self._try(source)) for name, source in named]
         good = [image for _, image in tried if isinstance(image, Tensor)]
-        made = iter(self._classified(torch.stack(good), task, top) if good else ())
+        made = iter(self._reading(lambda state: _classified(state, torch.stack(good), task, top)) if good else ())
         out = []
         for name, image in tried:
             if isinstance(image, str):
@@ -219,23 +244,6 @@ class Model:
             else:
                 out.append(replace(next(made), source=name))
         return out
-
-    def _classified(self, images: Tensor, task: str | None, top: int) -> list[Prediction]:
-        ranks = self.likely_tasks(images) if task is None else {}
-        orders = [
-            tuple(sorted(((name, float(p[row])) for name, p in ranks.items()), key=lambda pair: -pair[1]))
-            for row in range(len(images))
-        ]
-        chosen = [task or order[0][0] for order in orders]
-        out: dict[int, Prediction] = {}
-        for name in dict.fromkeys(chosen):
-            rows = [row for row, one in enumerate(chosen) if one == name]
-            classes = self.task(name).classes
-            best = self.probabilities(images[rows], name).topk(min(top, len(classes)))
-            for row, values, indices in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
-                named = tuple((classes[i], p) for p, i in zip(values, indices, strict=True))
-                out[row] = Prediction("", name, named, orders[row])
-        return [out[row] for row in range(len(images))]
 
     def _try(self, source: Source) -> Tensor | str:
         try:
