@@ -50,6 +50,8 @@ def test_mistakes_are_told_in_a_sentence(trained: Path, tmp_path: Path) -> None:
         taken.listen()
         assert "choose another --port" in said(str(trained), "--port", str(taken.getsockname()[1]))
     assert "upload must be more than zero" in said(str(trained), "--upload", "0")
+    # An empty one, of an unset variable perhaps, would open every address of this machine.
+    assert "--host" in said(str(trained), "--port", "0", "--host", "")
     for host in ("nosuch.invalid", "192.0.2.1"):  # one has no address, the other is not this machine's
         assert "--host" in said(str(trained), "--port", "0", "--host", host)
         assert "--port" not in said(str(trained), "--port", "0", "--host", host)

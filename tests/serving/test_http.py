@@ -16,7 +16,9 @@ import pytest
 from PIL import Image
 
 from tests.serving.helpers import Client, Running, until
+from tests.store.helpers import LATER
 from zeroforget.serving import catalog
+from zeroforget.serving.metrics import Metrics
 from zeroforget.store import open_model
 from zeroforget.store.folder import Folder
 from zeroforget.store.verify import Report, verify
@@ -139,6 +141,49 @@ def test_wrong_questions_are_refused(client: Client, digit: Path) -> None:
         assert reply.json["error"].startswith("top: ")
     assert client.ask("/predict").status == 405
     assert client.ask("/nowhere").json == {"error": "Not Found"}
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("taks=low", "no parameter 'taks'; there are 'task' and 'top'"),
+        ("task=low&TOP=2", "no parameter 'TOP'; there are 'task' and 'top'"),
+        ("task=low&task=middle", "task: is given twice"),
+        ("task=low&top=1&top=2", "top: is given twice"),
+    ],
+)
+def test_a_misspelt_parameter_is_no_reason_to_guess(client: Client, digit: Path, query: str, told: str) -> None:
+    reply = client.ask(f"/predict?{query}", digit.read_bytes())
+    assert (reply.status, reply.json) == (422, {"error": told})
+
+
+def test_a_task_is_asked_however_its_letters_are_composed(garden: Path, data: Path, digit: Path) -> None:
+    name = "caf\u00e9"
+    open_model(garden).learn(data / "high", name, **LATER)
+    with Running(garden) as running:
+        assert running.client().predict(digit, task="cafe\u0301").json["task"] == name
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/tasks", "/metrics"])
+def test_what_can_be_got_can_be_asked_for_its_head(client: Client, path: str) -> None:
+    client.connection.request("HEAD", path)
+    reply = client.connection.getresponse()
+    assert (reply.status, reply.read()) == (200, b"")
+    assert reply.headers["Content-Type"] == client.ask(path).headers["Content-Type"]
+    client.connection.request("HEAD", "/predict")
+    reply = client.connection.getresponse()
+    reply.read()
+    assert reply.status == 405
+
+
+def test_sums_are_told_to_the_last_digit() -> None:
+    metrics = Metrics()
+    for _ in range(3):
+        metrics.batch(1_234_567)
+        metrics.answered(123_456.25)
+    lines = metrics.text({}).splitlines()
+    assert "zeroforget_batch_pictures_sum 3703701.0" in lines
+    assert "zeroforget_predict_seconds_sum 370368.75" in lines
 
 
 def test_a_picture_that_does_not_arrive_in_time_is_given_up(trained: Path) -> None:

@@ -25,8 +25,10 @@ from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import TaskFacts, Unreadable
 from zeroforget.store.errors import TooManyPixels
+from zeroforget.store.facts import kept_name
 
 PATHS = ("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json")
+PARAMETERS = ("task", "top")
 NOT_PICTURES = ("multipart/", "application/json", "text/")
 GUARD = {
     "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "
@@ -101,6 +103,7 @@ class Server:
     ) -> Response:
         """Classify the picture that is the request's body."""
         began = time.monotonic()
+        _check_parameters(request)
         snapshot = self.catalog.snapshot
         chosen = _task(snapshot, task)
         _check_kind(request)
@@ -216,7 +219,7 @@ async def _parts(request: Request) -> AsyncIterator[bytes]:
 
 
 class Counted:
-    """Middleware that counts answers by path and status."""
+    """Middleware that counts answers by path and status; what can be got can be asked for its head."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -230,7 +233,18 @@ class Counted:
                 self.metrics.request(path, message["status"])
             await send(message)
 
+        if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] != "/predict":
+            scope = {**scope, "method": "GET"}  # the server beneath leaves out the body
         await self.app(scope, receive, counted if scope["type"] == "http" else send)
+
+
+def _check_parameters(request: Request) -> None:
+    """A misspelt one would be passed over, and the task be guessed."""
+    given = [name for name, _ in request.query_params.multi_items()]
+    if strange := [name for name in given if name not in PARAMETERS]:
+        raise HTTPException(422, f"no parameter {strange[0][:80]!r}; there are {' and '.join(map(repr, PARAMETERS))}")
+    if twice := [name for name in PARAMETERS if given.count(name) > 1]:
+        raise HTTPException(422, f"{twice[0]}: is given twice")
 
 
 def _task(snapshot: Snapshot, name: str | None) -> TaskFacts | None:
@@ -239,7 +253,7 @@ def _task(snapshot: Snapshot, name: str | None) -> TaskFacts | None:
         raise HTTPException(404, "the model has no task yet; 'zeroforget learn' adds one")
     if name is None:
         return None
-    if name not in names:
+    if kept_name(name) not in names:
         raise HTTPException(404, f"no task {name[:80]!r} in this model; its tasks are: {', '.join(names)}")
     return snapshot.chain.find(name)
 

@@ -28,7 +28,7 @@ class Histogram:
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
             out.append(f'{name}_bucket{{le="{bound}"}} {total}')
-        return [*out, f"{name}_sum {self.sum:g}", f"{name}_count {total}"]
+        return [*out, f"{name}_sum {self.sum!r}", f"{name}_count {total}"]
 
 
 class Metrics:
