@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -39,6 +40,14 @@ class Overhead:
 def bits(*tensors: Tensor) -> int:
     """How many bits these tensors occupy."""
     return sum(t.numel() * t.element_size() * 8 for t in tensors)
+
+
+def finite(low: float = -math.inf, **options: float) -> None:
+    """Raise ValueError for an option of a method that is no finite number, or below `low`."""
+    for name, value in options.items():
+        if not (math.isfinite(value) and value >= low):
+            least = "" if low == -math.inf else f"{low:g} or more, and "
+            raise ValueError(f"{name} must be {least}finite, not {value}")
 
 
 def learn_only(given: Iterable[nn.Parameter], learning: Iterable[nn.Parameter]) -> None:

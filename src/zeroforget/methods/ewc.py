@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from zeroforget.data import Task
+from zeroforget.methods.base import finite
 from zeroforget.methods.importance import Anchored, enough, fisher, known_labels, samples_of
 from zeroforget.training import Fit
 from zeroforget.training.seeding import generator
@@ -35,6 +36,7 @@ class Ewc(Anchored):
         labels: str = "true",
     ) -> None:
         super().__init__(net, example)
+        finite(0, strength=strength)
         self.strength = strength
         self.samples = enough(samples)
         self.labels = known_labels(labels)

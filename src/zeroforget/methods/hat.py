@@ -12,7 +12,7 @@ from torch.func import functional_call
 from zeroforget.core.axes import find_axes
 from zeroforget.core.labels import Concat, Label, Named, Product
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
@@ -58,8 +58,12 @@ class Hat(Method):
         keep: Sequence[str] = (),
     ) -> None:
         super().__init__(net, example)
-        if smax <= 1:
+        if not 1 < smax < math.inf:
             raise ValueError(f"smax is how steep the gates become, so above 1, not {smax}")
+        if not clip > 0:
+            raise ValueError(f"clip bounds the norm of the gradient, so it must be above 0, not {clip}")
+        finite(0, strength=strength)
+        finite(start=start)
         self.strength = strength
         self.smax = smax
         self.clip = clip

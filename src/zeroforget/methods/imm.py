@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.importance import Kept, enough, fisher, samples_of
 from zeroforget.methods.task_norms import overwrite
 from zeroforget.training import Fit, FitLog
@@ -55,6 +55,7 @@ class Imm(Method):
         if merge not in {"mean", "mode"}:
             raise ValueError(f"merge is 'mean' or 'mode', not '{merge}'")
         self.merge = merge
+        finite(0, strength=strength)
         self.strength = strength
         self.samples = enough(samples)
         self.tasks = nn.ModuleList()

@@ -34,6 +34,8 @@ class Joint(Method):
 
     def __init__(self, net: nn.Module, example: Tensor, *, restart: bool = False, begin: int = 1) -> None:
         super().__init__(net, example)
+        if begin < 1:
+            raise ValueError(f"begin is a task, counted from 1, not {begin}")
         self.restart = restart
         self.begin = begin
         self.start = copy.deepcopy(net).requires_grad_(False) if restart else None

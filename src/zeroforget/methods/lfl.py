@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from zeroforget.methods.base import finite
 from zeroforget.methods.teacher import Features, Taught
 
 
@@ -22,6 +23,7 @@ class Lfl(Taught):
 
     def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 0.05) -> None:
         super().__init__(net, example)
+        finite(0, strength=strength)
         self.strength = strength
 
     def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:

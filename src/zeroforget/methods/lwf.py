@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from zeroforget.methods.base import finite
 from zeroforget.methods.teacher import Features, Taught
 
 
@@ -32,8 +35,9 @@ class Lwf(Taught):
 
     def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 2.0, temperature: float = 1.0) -> None:
         super().__init__(net, example)
-        if temperature <= 0:
+        if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be positive, not {temperature}")
+        finite(0, strength=strength)
         self.strength = strength
         self.temperature = temperature
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite, learn_only
 from zeroforget.methods.bitmasks import BitMasks, maskable
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, overwrite, plain_copy
 from zeroforget.training import Fit, FitLog
@@ -50,7 +51,8 @@ class Piggyback(Method):
         lr: float = 1e-2,
     ) -> None:
         super().__init__(net, example)
-        if not (lr > 0 and mask_lr > 0):
+        finite(init=init, threshold=threshold)
+        if not (0 < lr < math.inf and 0 < mask_lr < math.inf):
             raise ValueError(f"learning rates must be positive; got lr={lr}, mask_lr={mask_lr}")
         self.pretrained = pretrained
         self.threshold = threshold

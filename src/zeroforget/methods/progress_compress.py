@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from zeroforget.core.trace import in_eval
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.columns import Start, connect, run
 from zeroforget.methods.importance import Kept, enough, fisher, samples_of
 from zeroforget.methods.phases import joined
@@ -52,6 +52,7 @@ class ProgressCompress(Method):
         super().__init__(net, example)
         if not 0 < decay <= 1:
             raise ValueError(f"decay is how much of old importance is kept, above 0 and at most 1, not {decay}")
+        finite(0, strength=strength)
         self.strength = strength
         self.decay = decay
         self.reset = reset

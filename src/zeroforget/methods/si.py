@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.base import Overhead, bits
+from zeroforget.methods.base import Overhead, bits, finite
 from zeroforget.methods.importance import Anchored, Kept
 from zeroforget.training import Fit
 
@@ -26,8 +28,9 @@ class Si(Anchored):
 
     def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 0.1, damping: float = 0.1) -> None:
         super().__init__(net, example)
-        if damping <= 0:
+        if not 0 < damping < math.inf:
             raise ValueError(f"damping must be positive, not {damping}: it keeps the importance finite")
+        finite(0, strength=strength)
         self.strength = strength
         self.damping = damping
         self.path = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from zeroforget.core.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.activity import Watch
-from zeroforget.methods.base import Overhead, bits
+from zeroforget.methods.base import Overhead, bits, finite
 from zeroforget.methods.importance import Kept, samples_of
 from zeroforget.methods.mas import Mas
 from zeroforget.training import Fit
@@ -42,7 +44,8 @@ class Ssl(Mas):
         reach: float = 1 / 6,
     ) -> None:
         super().__init__(net, example, strength=strength, samples=samples)
-        if reach <= 0:
+        finite(0, sparsity=sparsity)
+        if not 0 < reach < math.inf:
             raise ValueError(f"reach must be positive, not {reach}")
         self.sparsity = sparsity
         self.reach = reach
