@@ -237,13 +237,7 @@ class _Found:
         for terms in (*(self.of(n) for n in self.names), *watcher.attributes.values()):
             for term in terms:
                 choose(term)
-        names: dict[Axis, str] = {}
-        for path in watcher.layers:
-            for name in (n for n in self.names if _of(n, path)):
-                for axis in chain.from_iterable(axes(term) for term in self.of(name)):
-                    if axis.writers and axis not in names:
-                        first = min(axis.writers, key=watcher.layers.index)
-                        names[axis] = _unique(first, names.values())
+        names = self._named()
         tensors = {name: tuple(settle(term, names) for term in self.of(name)) for name in self.names}
         sizes = {name: axis.size for axis, name in names.items()}
         grown = {p for p, terms in watcher.written.items() if any(a in names for t in terms for a in axes(t))}
@@ -267,6 +261,19 @@ class _Found:
             kept=tuple(kept),
             unfollowed=dict(self.unfollowed),
         )
+
+    def _named(self) -> dict[Axis, str]:
+        """Axes that are written, in that order, called by their first writer."""
+        held = {name: [axis for term in self.of(name) for axis in axes(term) if axis.writers] for name in self.names}
+        names: dict[Axis, str] = {}
+        for path in self.watcher.layers:
+            own = [axis for name, found in held.items() if _of(name, path) for axis in found]
+            # A weight that is computed from others (parametrized) lies elsewhere.
+            computed = [axis for found in held.values() for axis in found if path in axis.writers]
+            for axis in (*own, *computed):
+                if axis not in names:
+                    names[axis] = _unique(min(axis.writers, key=self.watcher.layers.index), names.values())
+        return names
 
     def _rectified(self) -> dict[str, str]:
         """Pairs in an nn.Sequential that runs them itself: nothing can come between them, in whatever mode it runs."""

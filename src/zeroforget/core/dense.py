@@ -28,8 +28,9 @@ _NORMS: tuple[type[nn.Module], ...] = (
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether the module is a plain linear or convolution layer, no subclass with ways of its own."""
-    return type(module) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    """Whether the module is a plain linear or convolution layer, no subclass or object with ways of its own."""
+    plain = type(module) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return plain and module._parameters.get("weight") is not None and "forward" not in vars(module)
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -70,11 +71,12 @@ def _numbers(
         groups = one.get("groups", module.groups)
         return {"in_channels": weight[0], "out_channels": weight[1] * groups, "groups": groups}
     if isinstance(module, nn.GroupNorm):
-        return {"num_channels": one["num_channels"], "num_groups": one.get("num_groups", module.num_groups)}
+        channels = one.get("num_channels", module.num_channels)
+        return {"num_channels": channels, "num_groups": one.get("num_groups", module.num_groups)}
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         return {"normalized_shape": tuple(told.get("normalized_shape", module.normalized_shape))}
     if is_norm(module):
-        found = next((shapes[n] for n in ("weight", "running_mean") if shapes.get(n)), None)
+        found = next((shapes[n] for n in ("weight", "running_mean") if shapes.get(n)), told.get("num_features"))
         return {} if found is None else {"num_features": found[0]}
     if isinstance(module, nn.PReLU):
         return {"num_parameters": weight[0]}
@@ -89,6 +91,35 @@ def set_tensor(module: nn.Module, name: str, value: Tensor) -> None:
         module.register_parameter(name, nn.Parameter(value.detach(), requires_grad=False))
     else:
         module.register_buffer(name, value.detach(), persistent=name not in module._non_persistent_buffers_set)
+
+
+def replace(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
+    """Put another module in the place of the one at a path; the root comes back."""
+    if not path:
+        return new
+    parent, _, child = path.rpartition(".")
+    setattr(root.get_submodule(parent), child, new)
+    return root
+
+
+def replace_kept(root: nn.Module, made: Mapping[int, nn.Module]) -> None:
+    """The same wherever modules keep others in plain lists, tuples and dictionaries; `made` goes by identity."""
+    for module in root.modules():
+        for name, value in vars(module).items():
+            if name not in _OWN and (other := _replaced(value, made)) is not value:
+                vars(module)[name] = other
+
+
+def _replaced(value: Any, made: Mapping[int, nn.Module]) -> Any:
+    if isinstance(value, nn.Module):
+        return made.get(id(value), value)
+    if type(value) in (list, tuple):
+        inner = [_replaced(v, made) for v in value]
+        return value if all(a is b for a, b in zip(inner, value, strict=True)) else type(value)(inner)
+    if type(value) is dict:
+        changed = {k: _replaced(v, made) for k, v in value.items()}
+        return value if all(changed[k] is v for k, v in value.items()) else changed
+    return value
 
 
 def caches(net: nn.Module) -> Iterator[dict[Any, Any]]:

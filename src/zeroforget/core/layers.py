@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -70,7 +70,6 @@ class GrowingLayer(nn.Module):
         self.grown_bias = bias
         self.fn = fn
         self.norms = nn.ModuleList()
-        self.groups: Label = 1
         self.may_fold = True
         """False where the network overwrites this layer's output in place, which folding needs for backward."""
         self.folds = True
@@ -84,10 +83,14 @@ class GrowingLayer(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """What other code reads of the plain layer: its sizes as they are now, the rest as it was."""
         if name in self.__dict__.get("_remembered", ()):
-            shape = self.grown.value.shape
+            before, shape = self._remembered, self.grown.value.shape
             if name in {"out_features", "out_channels"}:
                 return shape[0]
-            return shape[1] if name == "in_features" else self._remembered[name]
+            if name == "groups" and before["groups"] > 1:  # whole ones are born
+                return shape[0] * before["groups"] // before["out_channels"]
+            if name in {"in_features", "in_channels"}:
+                return shape[1] * (self.groups if "groups" in before else 1)
+            return before[name]
         return super().__getattr__(name)
 
     @property
@@ -117,6 +120,10 @@ class GrowingLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The newest task's output, differentiable in its newborn parts."""
+        single = x.dim() == (1 if self._numbers is None else 1 + len(self._numbers["stride"]))
+        return self._batch(x.unsqueeze(0)).squeeze(0) if single else self._batch(x)
+
+    def _batch(self, x: Tensor) -> Tensor:
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
         geometry = None
@@ -228,29 +235,35 @@ def _alike(room: Scaling, value: Tensor) -> bool:
 
 
 _SMALLEST_SCALE = 0.05
-_REMEMBERED = ("in_features", "out_features", "out_channels", "kernel_size", "stride", "padding", "dilation")
+_REMEMBERED = (
+    *("in_features", "out_features", "in_channels", "out_channels", "groups", "kernel_size", "stride", "padding"),
+    *("dilation", "padding_mode", "transposed", "output_padding"),
+)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_NUMBERS = ("stride", "padding", "dilation", "groups", "padding_mode", "_reversed_padding_repeated_twice")
 
 
 class GrowingNorm(nn.Module):
-    """A normalization layer, one for each task: affine parameters and statistics are that task's alone."""
+    """A normalization layer, one for each task: affine parameters and statistics are that task's alone, and so is what
+    a subclass has inside (an activation that learns)."""
 
     def __init__(self, plain: nn.Module, labels: Mapping[str, tuple[Label, ...]]) -> None:
         super().__init__()
         self.labels = dict(labels)
         self.tasks = nn.ModuleList()
-        self.frozen = {name for name, p in plain.named_parameters(recurse=False) if not p.requires_grad}
+        self.frozen = {name for name, p in plain.named_parameters() if not p.requires_grad}
         """Parameters that were given as constants: they stay what they are in the first task."""
+        self.tied = {name: id(p) for name, p in plain.named_parameters()}
+        """A number for each parameter, the same where several layers share one."""
         self.given: nn.Module | None = copy.deepcopy(plain)  # what the first task starts from
         seal(self.given)
         self._model = (copy.deepcopy(plain).to("meta"),)  # only its shape of a module; in a tuple: not a submodule
 
-    def add_task(self, births: Births, task: int, numbers: Mapping[str, Any]) -> None:
+    def add_task(self, births: Births, task: int, numbers: Mapping[str, Mapping[str, Any]]) -> None:
         """Start as the task before was (the first one as the network was given); new features at the identity."""
         before = self.tasks[-1] if len(self.tasks) else self.given
         assert before is not None
-        source = dict(_tensors(before))
+        source = dict([*before.named_parameters(), *before.named_buffers()])
         if task > 0:
             seal(before)
         new = copy.deepcopy(self._model[0])
@@ -264,8 +277,9 @@ class GrowingNorm(nn.Module):
             else:
                 value = widen(value, where, task - 1, _fresh(name, value))
             _assign(new, name, value)
-        for attribute, number in numbers.items():
-            setattr(new, attribute, number)
+        for path, remembered in numbers.items():
+            for attribute, number in remembered.items():
+                setattr(new.get_submodule(path), attribute, number)
         self.given = None
         self.tasks.append(new.train(self.training))
         self._freeze()
@@ -296,18 +310,32 @@ class GrowingNorm(nn.Module):
     def dense(self, task: int) -> nn.Module:
         """A plain copy of one task's layer."""
         plain = copy.deepcopy(self.tasks[task])
-        for name in self._model[0]._parameters:
-            if name in plain._buffers:
-                value = plain._buffers.pop(name)
-                plain.register_parameter(name, None if value is None else nn.Parameter(value))
+        for part, model in zip(plain.modules(), self._model[0].modules(), strict=True):
+            for name in model._parameters:
+                if name in part._buffers:
+                    value = part._buffers.pop(name)
+                    part.register_parameter(name, None if value is None else nn.Parameter(value))
         return plain
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+def tie(norms: Iterable[GrowingNorm]) -> None:
+    """What normalization layers shared when they were given, they share in the newest task."""
+    first: dict[int, nn.Parameter] = {}
+    for norm in norms:
+        for name, number in norm.tied.items():
+            part, own = _home(norm.tasks[-1], name)
+            shared = part._parameters[own]
+            assert shared is not None
+            part._parameters[own] = first.setdefault(number, shared)
+
+
+def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, own = name.rpartition(".")
+    return module.get_submodule(path), own
 
 
 def _assign(module: nn.Module, name: str, value: Tensor) -> None:
+    module, name = _home(module, name)
     if name in module._parameters:
         module._parameters[name] = nn.Parameter(value)
     else:

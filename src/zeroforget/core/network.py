@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from zeroforget.core import masks as _masks
 from zeroforget.core import own
 from zeroforget.core.axes import Axes
-from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, set_tensor
+from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, replace, replace_kept, set_tensor
 from zeroforget.core.growth import Room
 from zeroforget.core.labels import births_of, label_size
-from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, unseal
+from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, tie, unseal
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.tensors import GrowingTensor
 
@@ -73,6 +73,7 @@ class GrowingNetwork(nn.Module):
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
         self.heads = nn.ModuleList()
         self.loose = nn.ModuleDict()
+        self._homes: dict[str, tuple[str, str]] = {}  # loose parameter → its module and its name there
         self.extras = nn.ModuleList()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net),)
@@ -134,7 +135,7 @@ class GrowingNetwork(nn.Module):
         chosen = range(len(self.history)) if task is None else [self.number(task)]
         mask_bits = sum(8 * -(-len(births) // 4) for births in self._births.values())
         layers = [m for m in self.body.modules() if isinstance(m, GrowingLayer)]
-        norms = [m for m in self.body.modules() if isinstance(m, GrowingNorm)]
+        norms = list(self._norms())
         return GrowthOverhead(
             masks=mask_bits * len(chosen),
             feature_norms=sum(_bits(layer.norms[k]) for layer in layers for k in chosen),
@@ -185,7 +186,11 @@ class GrowingNetwork(nn.Module):
             if isinstance(module, GrowingLayer):
                 module.add_task(self._births, task)
             elif isinstance(module, GrowingNorm):
-                module.add_task(self._births, task, self._numbers(path, module._model[0], widths))
+                parts = module._model[0].named_modules()
+                module.add_task(
+                    self._births, task, {n: self._numbers(own.joined(path, n), m, widths) for n, m in parts}
+                )
+        tie(self._norms())
         self._resize(task)
         if task > 0:
             seal(self.heads[-1])
@@ -206,6 +211,7 @@ class GrowingNetwork(nn.Module):
         for module in self.body.modules():
             if isinstance(module, (GrowingLayer, GrowingNorm)):
                 module.drop_task()
+        tie(self._norms())
         for tensor in self._tensors():
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
@@ -296,7 +302,8 @@ class GrowingNetwork(nn.Module):
             if id(module) not in made:
                 made[id(module)] = self._plain(module, path, number, widths)
             if made[id(module)] is not module:
-                features = _replace(features, path, made[id(module)])
+                features = replace(features, path, made[id(module)])
+        replace_kept(features, made)
         head = copy.deepcopy(self.heads[number])
         for name in ("weight", "bias"):
             value = getattr(head, name)
@@ -314,15 +321,20 @@ class GrowingNetwork(nn.Module):
         made: dict[int, nn.Module] = {}
 
         layers = {id(p) for m in body.modules() if is_layer(m) for p in m._parameters.values()}
+        blank = {id(m.weight): m.padding_idx for m in body.modules() if isinstance(m, nn.Embedding)}
 
         def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
-            if id(parameter) not in tensors:  # tied parameters grow as one
+            known = id(parameter)
+            if known not in tensors:  # tied parameters grow as one
                 full = own.joined(path, name)
-                writes = 0 if id(parameter) in layers else self.axes.writes.get(full, 0)
-                tensors[id(parameter)] = GrowingTensor(parameter, self.axes.tensors[full], writes)
-            return tensors[id(parameter)]
+                writes = 0 if known in layers else self.axes.writes.get(full)
+                tensors[known] = GrowingTensor(parameter, self.axes.tensors[full], writes, blank.get(known))
+            return tensors[known]
 
+        inside = {id(part) for m in body.modules() if is_norm(m) for part in m.modules() if part is not m}
         for path, module in list(body.named_modules(remove_duplicate=False)):
+            if id(module) in inside:  # of a normalization, which is one thing
+                continue
             if id(module) not in made:
                 given = {n: p for n, p in module._parameters.items() if p is not None}
                 if is_layer(module):
@@ -332,27 +344,33 @@ class GrowingNetwork(nn.Module):
                     layer.may_fold = layer.folds = path not in self.axes.overwritten
                     made[id(module)] = layer
                 elif is_norm(module):
-                    prefix = f"{path}." if path else ""
-                    names = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
-                    made[id(module)] = GrowingNorm(module, {n: self.axes.tensors[prefix + n] for n in names})
+                    held = [*module.named_parameters(), *module.named_buffers()]
+                    labels = {n: self.axes.tensors[own.joined(path, n)] for n, _ in held}
+                    made[id(module)] = GrowingNorm(module, labels)
                 else:
                     made[id(module)] = module
                     for name, parameter in given.items():
-                        self.loose[_key(path, name)] = growing(path, name, parameter)
+                        # Not by its own means, which refuse names that it has a use for ("keys").
+                        self.loose._modules[_key(path, name)] = growing(path, name, parameter)
+                        self._homes[_key(path, name)] = (path, name)
                         del module._parameters[name]
             if made[id(module)] is not module:
-                body = _replace(body, path, made[id(module)])
+                body = replace(body, path, made[id(module)])
+        replace_kept(body, made)
         for path, rectifier in self.axes.rectified.items():  # it runs inside of the layer, in the same pass
             before = body.get_submodule(path)
             assert isinstance(before, GrowingLayer)
             before.relu = True
-            body = _replace(body, rectifier, nn.Identity())
+            body = replace(body, rectifier, nn.Identity())
         return body
 
     def _tensors(self) -> Iterator[GrowingTensor]:
         for module in self.modules():
             if isinstance(module, GrowingTensor):
                 yield module
+
+    def _norms(self) -> Iterator[GrowingNorm]:
+        return (module for module in self.body.modules() if isinstance(module, GrowingNorm))
 
     def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
         """The sizes that the module at `path` remembers where the axes have these widths."""
@@ -392,15 +410,14 @@ class GrowingNetwork(nn.Module):
     def _inject(self) -> None:
         """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts. They stay
         until the next step or copy: a backward that computes activations again needs them."""
-        for key, tensor in self.loose.items():
+        for key, (path, name) in self._homes.items():
+            tensor = self.loose[key]
             assert isinstance(tensor, GrowingTensor)
-            path, _, name = key.rpartition("/")
-            self.body.get_submodule(path.replace("/", ".")).__dict__[name] = tensor.whole()
+            self.body.get_submodule(path).__dict__[name] = tensor.whole()
 
     def _withdraw(self) -> None:
-        for key in self.loose:
-            path, _, name = key.rpartition("/")
-            self.body.get_submodule(path.replace("/", ".")).__dict__.pop(name, None)
+        for path, name in self._homes.values():
+            self.body.get_submodule(path).__dict__.pop(name, None)
 
     def _plain(self, module: nn.Module, path: str, task: int, widths: Mapping[str, int]) -> nn.Module:
         """A task's own version of a module of the skeleton: changed in place, or another one for a normalization."""
@@ -478,11 +495,3 @@ def _bits(module: nn.Module) -> int:
 
 def _key(path: str, name: str) -> str:
     return own.key(own.joined(path, name))
-
-
-def _replace(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
-    if not path:
-        return new
-    parent, _, child = path.rpartition(".")
-    setattr(root.get_submodule(parent), child, new)
-    return root

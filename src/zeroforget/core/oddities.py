@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import CellType, FunctionType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.trace import in_eval, without_caches
@@ -34,23 +38,54 @@ def check_given(net: nn.Module, example: Tensor) -> None:
 
 
 def refuse_uncopyable(net: nn.Module) -> None:
-    """Raise CannotGrow for a network of which no copy can be made: proof and growth begin with one."""
+    """Raise CannotGrow for a network of which no copy can be made that works: proof and growth begin with one."""
     for path, module in net.named_modules():
-        for hook in module._forward_pre_hooks.values():
-            name = type(hook).__name__
-            if type(hook).__module__.startswith("torch.nn.utils.") and name in {"WeightNorm", "SpectralNorm"}:
-                kind = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[name]
-                other = f" first, or use torch.nn.utils.parametrizations.{kind}" if kind == "weight_norm" else ""
-                raise CannotGrow(
-                    f"module '{path}' computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
-                    f"of now with torch.nn.utils.remove_{kind}(module){other}"
-                )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotGrow(
+                "the network is compiled by torch.jit, so its layers cannot be replaced: pass the plain one"
+            )
+        _refuse_hooks(path, module)
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise CannotGrow(
                     f"module '{path}' keeps '{name}', a tensor that gradients flow through, so it cannot be copied: "
                     f"keep {name}.detach() instead, or set it to None before"
                 )
+            if _clings(value):
+                raise CannotGrow(
+                    f"module '{path}' keeps '{name}', a function that holds on to a module, as it would in any copy: "
+                    "make it a method, or a module of its own"
+                )
+        if isinstance(module, nn.Embedding) and module.sparse:
+            raise CannotGrow(f"embedding '{path}' has sparse gradients, which cannot be cut: set its sparse to False")
+
+
+def _refuse_hooks(path: str, module: nn.Module) -> None:
+    """Weights that a hook computes anew are no parameters."""
+    for hook in module._forward_pre_hooks.values():
+        name = type(hook).__name__
+        if isinstance(hook, BasePruningMethod):
+            raise CannotGrow(
+                f"module '{path}' is pruned by a hook: make that final with torch.nn.utils.prune.remove(module, "
+                f"'{hook._tensor_name}') first"
+            )
+        if type(hook).__module__.startswith("torch.nn.utils.") and name in {"WeightNorm", "SpectralNorm"}:
+            kind = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[name]
+            other = f" first, or use torch.nn.utils.parametrizations.{kind}" if kind == "weight_norm" else ""
+            raise CannotGrow(
+                f"module '{path}' computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
+                f"of now with torch.nn.utils.remove_{kind}(module){other}"
+            )
+
+
+def _clings(value: Any) -> bool:
+    """Whether a value is, or lists, a function with a network's own parts in its closure."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_clings, value))
+    if not isinstance(value, FunctionType):
+        return False
+    held = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    return any(isinstance(getattr(v, "__self__", v), (nn.Module, nn.Parameter)) for v in held)
 
 
 def unused(net: nn.Module, example: Tensor) -> list[str]:

@@ -44,6 +44,7 @@ def resize(body: nn.Module, labels: Labels, births: Mapping[str, Tensor], task: 
 
     One whose shape is not what it was given (a table that its module made anew for longer inputs) stays as it is.
     """
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # what several modules hold stays one
     for path, module in owners(body):
         for name, buffer in module._buffers.items():
             full = joined(path, name)
@@ -51,10 +52,14 @@ def resize(body: nn.Module, labels: Labels, births: Mapping[str, Tensor], task: 
             if buffer is None or not _grows(own) or full not in fill:
                 continue
             along = [births_of(label, births) for label in own]
-            if task == 0:
-                module._buffers[name] = buffer.new_full([len(each) for each in along], fill[full])
-            elif list(buffer.shape) == [int((each < task).sum()) for each in along]:
-                module._buffers[name] = widen(buffer, along, task - 1, fill[full])
+            if id(buffer) not in made:
+                wide = buffer
+                if task == 0:
+                    wide = buffer.new_full([len(each) for each in along], fill[full])
+                elif list(buffer.shape) == [int((each < task).sum()) for each in along]:
+                    wide = widen(buffer, along, task - 1, fill[full])
+                made[id(buffer)] = (buffer, wide)
+            module._buffers[name] = made[id(buffer)][1]
 
 
 def kept(body: nn.Module) -> nn.Module:
@@ -67,20 +72,24 @@ def kept(body: nn.Module) -> nn.Module:
 
 def put_back(body: nn.Module, held: nn.Module) -> None:
     """All buffers as they were; one that was not there then is not there again."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}
     for path, module in owners(body):
-        for name in module._buffers:
+        for name, buffer in module._buffers.items():
             value = held._buffers.get(key(joined(path, name)))
-            module._buffers[name] = None if value is None else value.clone()
+            if value is None or buffer is None:
+                module._buffers[name] = None if value is None else value.clone()
+            else:
+                module._buffers[name] = made.setdefault(id(buffer), (buffer, value.clone()))[1]
 
 
 def joined(path: str, name: str) -> str:
-    """A tensor's full name."""
-    return f"{path}.{name}" if path else name
+    """The full name of a tensor or a part of a module."""
+    return f"{path}.{name}" if path and name else path or name
 
 
 def key(name: str) -> str:
     """A full name as one that a module may give to a tensor or a part of its own."""
-    return name.replace(".", "/")
+    return name.replace("/", "//").replace(".", "/")
 
 
 def _grows(labels: tuple[Label, ...]) -> bool:

@@ -18,7 +18,7 @@ from zeroforget.core.trace import Given, Labels, Watcher, dimension, rule, tenso
     "softplus softsign log_sigmoid threshold hardshrink softshrink tanhshrink exp exp2 expm1 log log1p log2 log10 sqrt "
     "rsqrt pow abs neg sign square reciprocal erf erfc erfinv sin cos tan sinh cosh atan floor ceil round trunc frac "
     "clamp clamp_min clamp_max clip nan_to_num logit isnan isfinite dropout native_dropout feature_dropout "
-    "alpha_dropout bernoulli clone contiguous to _to_copy type_as float double half bfloat16 detach alias lift_fresh "
+    "alpha_dropout bernoulli clone contiguous _to_copy float double half bfloat16 detach alias lift_fresh "
     "copy eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
     "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad"
 )
@@ -46,6 +46,12 @@ def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
 def _fresh(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     """A new tensor takes its kind from another, not its features."""
     return [tuple(outs[0].shape)]
+
+
+@rule("to type_as")
+def _of_a_kind(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+    """The same numbers, of the kind of another tensor perhaps."""
+    return [w.of(given["self"])]
 
 
 @rule("glu")
@@ -157,7 +163,7 @@ def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     unify(a[-1], b[-2])
     w.couple([a[-1]])
     batch = _broadcast(a[:-2], b[:-2])
-    if w.is_parameter(right) and len(b) == 2:
+    if w.is_weight(right) and len(b) == 2:
         w.writes(right, b[-1], outs[0])
     out = (*batch, a[-2], b[-1])
     if "mat1" in given or "batch1" in given:
@@ -227,6 +233,8 @@ def _batch_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
             unify(x[1], w.of(given[name])[0])
     if given.get("training"):  # with statistics of its own input, as for the standardized weights of a convolution
         w.couple([x[0], *x[2:]])
+    if w.in_norm:
+        w.attributes[w.paths[-1], "num_features"] = (x[1],)
     w.normalizes(given["input"])
     return [x]
 

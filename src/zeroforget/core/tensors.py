@@ -25,7 +25,8 @@ class GrowingTensor(nn.Module):
     then an L: `rows`, new along `row`; and `cols`, old along `row` but new along `col`.
 
     `writes` is the dimension along which it writes features; -1 if it writes none but has a number for each one of
-    others, as a gain has. New values start as that wants; where they are kept does not depend on it.
+    others, as a gain has; None if that is not known. New values start as that wants; where they are kept does not
+    depend on it. `blank` is the row that an embedding keeps at zero.
     """
 
     value: Tensor
@@ -33,7 +34,9 @@ class GrowingTensor(nn.Module):
     rows: nn.Parameter | None
     cols: nn.Parameter | None
 
-    def __init__(self, initial: Tensor, labels: tuple[Label, ...], writes: int = 0) -> None:
+    def __init__(
+        self, initial: Tensor, labels: tuple[Label, ...], writes: int | None = 0, blank: int | None = None
+    ) -> None:
         super().__init__()
         self.labels = labels or (1,)
         self.scalar = not labels
@@ -42,9 +45,10 @@ class GrowingTensor(nn.Module):
             raise ValueError(f"a parameter of shape {tuple(initial.shape)} grows along more than two dimensions")
         others = [d for d in growing if d != 0]
         self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (0, others[0] if others else -1)
-        self.mixes = writes >= 0 and initial.dim() >= 2
+        self.mixes = writes != -1 and initial.dim() >= 2
         """Whether it sums over inputs: the fewer there are, the larger its values."""
-        self.out = self.col if writes == self.col else self.row
+        self.out = self.row if writes in {None, -1} else writes
+        self.blank = blank
         self.frozen = not initial.requires_grad
         """Whether it was given as a constant: what it holds stays, and what is born later learns."""
         self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
@@ -87,8 +91,9 @@ class GrowingTensor(nn.Module):
         value = old.new_empty(shape)
         self.value = value
         self._fill(value)
-        if self.col >= 0 and self.mixes and bridge != 1:
-            kept = Places.where((rows if self.out == self.row else cols) < task)
+        if self.mixes and bridge != 1 and (self.col >= 0 or self.out != self.row):
+            outs = {self.row: rows, self.col: cols}.get(self.out, torch.zeros(shape[self.out]))
+            kept = Places.where(outs < task)
             kept.put(value, self.out, kept.take(value, self.out) * bridge)
         self._place(old, rows < task, cols < task)
         self._open(task, rows, cols)
@@ -154,6 +159,8 @@ class GrowingTensor(nn.Module):
             value.normal_(0.0, spread * math.sqrt(inputs / self._inputs()))
         else:
             value.normal_(center, spread)
+        if self.blank is not None:
+            value[self.blank] = 0
 
     def sync(self) -> None:
         """Copy the newborn values into the whole."""

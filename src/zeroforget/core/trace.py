@@ -69,13 +69,15 @@ class Watcher(TorchDispatchMode):
         self.paths: list[str] = [""]
         self.seen: dict[str, dict[int, Term]] = {}
         """Module path → the labels of the tensors that its own code handled."""
-        self._writing: dict[int, int] = {}
+        self._writing: dict[int, set[int]] = {}
         self._modules = dict(net.named_modules())
         self._labels: dict[int, Labels] = {}
         self._alive: list[Tensor] = []  # an id is a name only while its tensor lives
         self._producers: dict[int, str] = {}
         self._storages: dict[int, list[str]] = {}  # views of an output write to it too
         self._owners: dict[int, str] = {}
+        self._fed: set[int] = set()  # what is computed from the input
+        self._sources: dict[int, Tensor] = {}  # what is computed from one parameter alone, and which
         self.named: dict[str, Tensor] = {
             **dict(net.named_parameters(remove_duplicate=False)),
             **dict(net.named_buffers(remove_duplicate=False)),
@@ -111,9 +113,10 @@ class Watcher(TorchDispatchMode):
     def writes(self, weight: Tensor, term: Term, out: Tensor) -> None:
         """A layer's weight computes these features into `out`."""
         path = self.layer(weight)
-        for dim, own in enumerate(self.of(weight) if self.is_parameter(weight) else ()):
+        source = self._sources.get(id(weight), weight)
+        for dim, own in enumerate(self.of(source) if self.is_parameter(source) else ()):
             if own is term:
-                self._writing[id(weight)] = dim
+                self._writing.setdefault(id(source), set()).add(dim)
         if not is_layer(self._modules[self.paths[-1]]):
             self.normalized.add(path)
         if path not in self.layers:
@@ -127,12 +130,19 @@ class Watcher(TorchDispatchMode):
 
     def broadcasts(self, parameter: Tensor) -> None:
         """Each feature of an activation meets its own number of this parameter: a gain, a position's embedding."""
-        self._writing.setdefault(id(parameter), -1)
+        self._writing.setdefault(id(parameter), set())
 
     @property
     def writing(self) -> dict[str, int]:
-        """Parameter → the dimension along which it writes features; -1 where it only meets those of others."""
-        return {name: self._writing[id(tensor)] for name, tensor in self.named.items() if id(tensor) in self._writing}
+        """Parameter → the dimension along which it writes features (of several, the last that can grow); -1 where it
+        only meets those of others."""
+        found: dict[str, int] = {}
+        for name, tensor in self.named.items():
+            dims = self._writing.get(id(tensor))
+            if dims is not None:
+                growing = [dim for dim in dims if any(axes(self.of(tensor)[dim]))]
+                found[name] = max(growing or dims, default=-1)
+        return found
 
     def normalizes(self, x: Tensor) -> None:
         """A normalization reads `x`."""
@@ -144,9 +154,18 @@ class Watcher(TorchDispatchMode):
         for term in terms:
             fix(term)
 
+    @property
+    def in_norm(self) -> bool:
+        """Whether it is a normalization layer that runs the operator."""
+        return is_norm(self._modules[self.paths[-1]])
+
     def is_parameter(self, tensor: Tensor) -> bool:
-        """Whether the tensor is the network's own, not computed from its input."""
+        """Whether the tensor is one of the network's own."""
         return id(tensor) in self._owners
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether the tensor is one of the network's own, or computed from one: transposed, scaled, masked."""
+        return self.is_parameter(tensor) or id(tensor) in self._sources
 
     def couple(self, terms: Iterable[Term]) -> None:
         """A statistic runs over these dimensions."""
@@ -190,6 +209,7 @@ class Watcher(TorchDispatchMode):
         given |= dict(zip(names, args, strict=False)) | (kwargs or {})
         operator = func._schema.name.removeprefix("aten::")
         for tensor in tensors(given.values()):
+            self._reads(tensor)
             if id(tensor) in self._producers:
                 by_parent = self.paths[-1].rpartition(".")[0] == self.paths[-2]
                 reader = (operator, self.paths[-1] if by_parent else "")
@@ -201,6 +221,7 @@ class Watcher(TorchDispatchMode):
         outs = [o for o in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(o, Tensor)]
         if not outs:
             return out
+        self._descend(list(tensors(given.values())), outs)
         rule = RULES.get(operator) or RULES.get(operator.rstrip("_"))
         ins = [self.of(t) for t in tensors(given.values())]
         try:
@@ -221,6 +242,28 @@ class Watcher(TorchDispatchMode):
             for tensor in outs:
                 self._give(tensor, tuple(tensor.shape))
         return out
+
+    def _reads(self, tensor: Tensor) -> None:
+        """Other code that reads a layer's parameter wants it as it is, with no normalization folded into it."""
+        if self.is_parameter(tensor) and not is_layer(self._modules[self.paths[-1]]):
+            owner = self.owner(tensor)
+            if is_layer(self._modules[owner]):
+                self.normalized.add(owner)
+
+    def _descend(self, ins: list[Tensor], outs: list[Tensor]) -> None:
+        """Note whether an operator's outputs come from the input, or from a single parameter."""
+        if any(id(t) in self._fed for t in ins):
+            self._fed |= {id(o) for o in outs}
+            return
+        found = [self._sources.get(id(t), t) for t in ins if self.is_weight(t)]
+        learned = {id(t): t for t in found if isinstance(t, nn.Parameter)}
+        if len(learned) == 1:
+            self._sources |= {id(o): next(iter(learned.values())) for o in outs if not self.is_parameter(o)}
+
+    def feed(self, example: Tensor) -> None:
+        """This is the network's input."""
+        self._fed.add(id(example))
+        self._alive.append(example)
 
     def _blame(self, parameter: Tensor) -> None:
         """A parameter used by an operator that cannot be followed: its module is what a remedy names."""
@@ -266,6 +309,7 @@ def without_caches(net: nn.Module) -> Iterator[None]:
 def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, Labels]:
     """Run the network once in eval mode under a watcher; its output comes back with its labels."""
     watcher = Watcher(net)
+    watcher.feed(example)
     handles = []
     for path, module in net.named_modules():
 

@@ -12,7 +12,7 @@ from zeroforget.core.axes import Axes
 from zeroforget.core.births import Places, select
 from zeroforget.core.growth import Room
 from zeroforget.core.labels import Clash, axis_names, births_of
-from zeroforget.core.layers import GrowingNorm
+from zeroforget.core.layers import GrowingLayer, GrowingNorm
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.oddities import hints, wavers
 from zeroforget.core.tensors import GrowingTensor
@@ -148,7 +148,11 @@ class Trial:
 
     @torch.no_grad()
     def _shake(self, attempt: int) -> None:
-        """Fresh bridges; from the second attempt on other new features too, which wakes those behind a ReLU."""
+        """Fresh bridges, and a feature normalization that is not the identity; from the second attempt on other new
+        features too, which wakes those behind a ReLU."""
+        for layer in self.net.body.modules():
+            for parameter in layer.norms[-1].parameters() if isinstance(layer, GrowingLayer) else ():
+                parameter.add_(torch.rand_like(parameter), alpha=0.2)
         for tensor in self.net._tensors():
             spread = float(tensor.fresh[0]) or 0.1
             if tensor.cols is not None:
