@@ -122,6 +122,11 @@ def test_experiments_do_not_mix() -> None:
     ]
 
 
+def test_other_tasks_of_one_name_do_not_mix_either() -> None:
+    found = gather.groups([run("tfm", tasks=2, names=["a", "b"]), run("ewc", tasks=2, names=["a", "c"])])
+    assert [group.tasks for group in found] == [["a", "b"], ["a", "c"]]
+
+
 def test_averages_over_seeds() -> None:
     runs = [run("ewc", seed=seed, forgets=0.1) for seed in range(3)]
     (group,) = gather.groups(runs)

@@ -124,6 +124,11 @@ def test_a_single_task_has_nothing_to_prove() -> None:
     assert "TFM : not checked" in words(page([run("tfm", tasks=1)]))
 
 
+def test_seeds_that_a_method_lacks_are_told() -> None:
+    told = words(page([run("tfm"), run("tfm", seed=1), run("ewc")]))
+    assert "Not every method has a finished run with each seed (0, 1): EWC lacks 1." in told
+
+
 def test_a_report_of_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one finished run"):
         page([])

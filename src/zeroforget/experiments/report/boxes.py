@@ -45,6 +45,7 @@ def results_table(group: Group, methods: Sequence[str]) -> str:
     said += " (mean over seeds ± one standard deviation)." if any(row.seeds > 1 for row in table.rows) else "."
     if any(row.average.best for row in table.rows):
         said += " The best average is bold; methods that see old data or keep a network a task do not compete."
+    said = " ".join([said, *table.notes])
     return _table([*head, table.header[-1]], rows, said, f"Accuracy on {group.scenario}")
 
 

@@ -56,9 +56,11 @@ class Group:
 
 def groups(runs: Iterable[Results]) -> list[Group]:
     """The runs by experiment, scenario and network, then by method and options, methods in the paper's order."""
-    found: dict[tuple[str, str, str, int], list[Results]] = {}
+    found: dict[tuple[str, str, str, str], list[Results]] = {}
     for run in runs:
-        found.setdefault((run.experiment, run.scenario, run.network, len(run.tasks)), []).append(run)
+        found.setdefault((run.experiment, run.scenario, run.network, json.dumps(run.tasks, sort_keys=True)), []).append(
+            run
+        )
     if not found:
         raise ValueError("a report needs at least one finished run")
     return [Group(key[1], key[2], _entries(members)) for key, members in found.items()]
