@@ -312,3 +312,9 @@ def test_data_are_read_from_where_the_file_says(tmp_path: Path) -> None:
     text = 'scenario = "mnist/5"\nnetwork = "small"\nmethods = ["finetuning"]\ndata_root = "nothing-here"\n'
     with pytest.raises(ValueError, match="nothing-here"):
         run(load(text, tmp_path), tmp_path / "runs")
+
+
+def test_a_change_goes_to_the_method_whose_label_says_most(tmp_path: Path) -> None:
+    methods = "[methods.ewc]\n[methods.'ewc.firm']\nmethod = 'ewc'\n"
+    experiment = load(BASE + methods, tmp_path, changes=["ewc.firm.strength=7.0", "ewc.strength=1.0"])
+    assert [choice.options for choice in experiment.methods] == [{"strength": 1.0}, {"strength": 7.0}]

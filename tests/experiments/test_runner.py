@@ -213,6 +213,13 @@ def test_a_task_that_cannot_be_learned_is_met_before_anything_is_trained(tmp_pat
     assert not list(tmp_path.rglob("log.jsonl"))
 
 
+def test_a_method_that_waits_for_more_tasks_than_there_are_is_told(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1, more='[methods.all]\nmethod = "joint"\nbegin = 4\n')
+    with pytest.raises(ValueError, match="method 'all' waits for task 4, but there are 3: it was never trained"):
+        run(Experiment.load(path, methods=["all"]), tmp_path)
+    assert not list(tmp_path.rglob("results.json"))
+
+
 def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     more = '\n[methods.exploding]\nmethod = "tests.experiments.helpers:Exploding"\n'
     experiment = Experiment.load(

@@ -164,3 +164,16 @@ def test_a_search_in_one_task_serves_the_later_ones_too_even_after_a_kill(tmp_pa
 def test_settings_check_themselves(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="divide > 1 and tasks counted from 1"):
         SearchSettings(**wrong)  # type: ignore[arg-type]
+
+
+class Elsewhere(Pulled):
+    """Keeps its trade-off where the search does not look."""
+
+    tradeoff = "firmness"
+
+
+def test_a_trade_off_that_the_method_does_not_keep_is_named_before_anything_is_trained() -> None:
+    bench = Bench(Elsewhere)
+    with pytest.raises(ValueError, match=r"Elsewhere\.tradeoff is 'firmness', but the method has no attribute"):
+        bench.learn(0, SearchSettings(True), None)
+    assert bench.learned == []

@@ -290,7 +290,7 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     if not equals or not path.strip():
         raise ValueError(f"--set wants key=value, such as regime.lr=0.1; got '{change}'")
     path = path.strip().removeprefix("methods.")
-    owner = next((m for m in raw["methods"] if path.startswith(f"{m}.")), None)
+    owner = max((m for m in raw["methods"] if path.startswith(f"{m}.")), key=len, default=None)
     if owner is not None:
         raw["methods"][owner][path.removeprefix(f"{owner}.")] = _value(text)
         return

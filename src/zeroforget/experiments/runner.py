@@ -181,6 +181,11 @@ class _Run:
             method, record = self._task(method, index, records)
             records.append(record)
         results = self._results(records)
+        if not results.trained[-1]:
+            raise ValueError(
+                f"method '{self.config.choice.label}' {results.logs[-1]['stopped']}, but there are {len(records)}: "
+                "it was never trained"
+            )
         results.save(self.folder.path)
         self.log.write("finished", average=results.average)
         shutil.rmtree(self.folder.path / "learning", ignore_errors=True)

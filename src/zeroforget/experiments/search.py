@@ -104,6 +104,11 @@ class Search:
         self._trained: dict[str, tuple[Method, FitLog]] = {}
         self._failure: Diverged | None = None
         option = self.method.tradeoff
+        if option is not None and not hasattr(self.method, option):
+            raise ValueError(
+                f"{type(self.method).__name__}.tradeoff is '{option}', but the method has no attribute of that name: a "
+                "search would change nothing. Keep the option under its own name"
+            )
         both = option is not None and self.start is not None and bool(self.method.specs)
         chosen = self._plasticity(finetune=both)
         reached = chosen.accuracy
