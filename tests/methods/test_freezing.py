@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
 from tests.methods import helpers
 from zeroforget.training import Regime
@@ -32,3 +33,27 @@ def test_taking_back_the_second_task_thaws_the_network() -> None:
     method.drop_task()
     assert all(p.requires_grad for p in method.net.parameters())
     assert all(module.training for module in method.train().net.modules())
+
+
+class Attentive(nn.Module):
+    """Eight rows that attend to each other; torch runs such a layer in another way where no gradient is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean row."""
+        rows: Tensor = self.layer(x.squeeze(1))
+        return rows.mean(1)
+
+
+def test_answers_are_the_same_bits_whoever_asks() -> None:
+    method = helpers.make("freezing", Attentive)
+    first, second, _ = helpers.tasks()
+    regime = Regime(epochs=1)
+    helpers.learn(method, first, regime=regime)
+    x = first.prepare.test(first.test.batch(torch.arange(20))[0])
+    before = method.predictor(0)(x)
+    helpers.learn(method, second, regime=regime)
+    assert torch.equal(method.predictor(0)(x), before)

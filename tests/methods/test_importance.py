@@ -56,6 +56,29 @@ def test_equals_a_loop_over_samples(power: str, memory: int) -> None:
         torch.testing.assert_close(found[name], total / len(x), rtol=1e-4, atol=1e-6)
 
 
+class Branching(nn.Module):
+    """Looks at a number to decide what to compute, which cannot be done for many samples at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 3), nn.Linear(64, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Bright images go one way, dark ones the other."""
+        out: Tensor = self.layers[int(x.mean() > 0)](x.flatten(1))
+        return out
+
+
+def test_what_cannot_run_together_runs_sample_by_sample() -> None:
+    model, (x, y) = Branching(), batch()
+    names = [name for name, _ in model.named_parameters()]
+    found = per_sample_moments(model, names, [(x, y)], negative_log_likelihood)
+    for name, p in model.named_parameters():
+        losses = [F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))]
+        gradients = [torch.autograd.grad(loss, p, materialize_grads=True)[0] for loss in losses]
+        torch.testing.assert_close(found[name], torch.stack(gradients).square().mean(0))
+
+
 def test_batches_do_not_change_the_fisher() -> None:
     """The trap: squares of a batch's mean gradient depend on the batch size."""
     model, (x, y) = classifier(), batch(12)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.methods.base import Method, TaskSpec
+from zeroforget.training.evaluate import Predictor
 
 
 class Freezing(Method):
@@ -72,3 +73,13 @@ class Freezing(Method):
             features = self.net(x)
         logits: Tensor = self.heads[task](features)
         return logits
+
+    def predictor(self, task: int) -> Predictor:
+        """Never with gradients, so that the first task too runs as it will when it is frozen."""
+        self.eval()
+
+        @torch.no_grad()
+        def predict(x: Tensor) -> Tensor:
+            return self.forward(x, task)
+
+        return predict

@@ -55,9 +55,9 @@ def per_sample_moments(
 ) -> dict[str, Tensor]:
     """The mean over samples of the squared ("square") or absolute ("abs") gradient of `objective`.
 
-    Gradients are taken for each sample by itself, in eval mode, many samples at once but never more than `memory`
-    bytes of them (None: as many as there is `room` for). `names` are parameters of `model`, which is called as
-    `model(x, *args)`.
+    Gradients are taken for each sample by itself, in eval mode, many samples at once (if the network allows that) but
+    never more than `memory` bytes of them (None: as many as there is `room` for). `names` are parameters of `model`,
+    which is called as `model(x, *args)`.
     """
     measure = {"square": torch.square, "abs": torch.abs}.get(power)
     if measure is None:
@@ -71,7 +71,14 @@ def per_sample_moments(
         outputs: Tensor = functional_call(model, parameters, (x.unsqueeze(0), *args))
         return objective(outputs[0], y)
 
-    gradients = vmap(grad(one), in_dims=(None, 0, 0))
+    def gradients(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        try:
+            together: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))(values, x, y)
+            return together
+        except RuntimeError:  # some networks cannot run for many samples at once: those that look at a number, say
+            each = [grad(one)(values, *sample) for sample in zip(x, y, strict=True)]
+            return {name: torch.stack([found[name] for found in each]) for name in values}
+
     total = {name: torch.zeros_like(value) for name, value in values.items()}
     memory = room(next(iter(values.values())).device) if memory is None else memory
     chunk = max(1, memory // max(1, bits(*values.values()) // 8))
@@ -79,7 +86,7 @@ def per_sample_moments(
     with in_eval(model), torch.no_grad():  # heads are parameters too: the sums would hold on to all that made them
         for images, labels in data:
             for x, y in zip(images.split(chunk), labels.split(chunk), strict=True):
-                for name, gradient in gradients(values, x, y).items():
+                for name, gradient in gradients(x, y).items():
                     total[name] += measure(gradient).sum(0)
             count += len(labels)
     return {name: value / max(1, count) for name, value in total.items()}
