@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,7 +73,7 @@ def learn_command(
         try:
             facts = opened.learn(pictures, task, options=options, watch=watch)
         except KeyboardInterrupt:
-            errors.print(_stopped(model, opened), highlight=False, soft_wrap=True)
+            errors.print(escape(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
             sys.exit(130)
     _tell(opened, facts)
 
@@ -101,7 +101,15 @@ def _growth(text: str) -> float | list[float]:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def _stopped(path: Path, model: Model) -> str:
+def _stopped(path: Path, model: Model, task: str) -> str:
+    from zeroforget.store import ModelError
+    from zeroforget.store.facts import kept_name
+
+    before = len(model.tasks)
+    with suppress(ModelError, OSError):
+        model.refresh()
+        if kept_name(task) in [one.name for one in model.tasks[before:]]:
+            return f"stopped, but '{task}' had been learned: it is in {path}. 'zeroforget undo' takes it back."
     began = any((path / ".training").glob("phase-*"))
     rest = (
         "The same command goes on where it stopped; with --finish it takes the best so far."
@@ -232,10 +240,10 @@ def _layers(tasks: Sequence[TaskFacts]) -> Table:
 
 
 def _show(table: Table) -> None:
-    """All of it: elsewhere than in a terminal there is no width to fit into."""
+    """All of it, however wide: a terminal goes on in the next line."""
     from rich.console import Console
 
-    (console if console.is_terminal else Console(width=1000)).print(table)
+    Console(width=10**6).print(table)
 
 
 def _table(*columns: str) -> Table:
@@ -272,7 +280,8 @@ def verify_command(
     else:
         _print_report(report)
         if not same:
-            console.print(f"[bold red]✗[/] the model is {report.head[:16]}, not {escape(head or '')}", highlight=False)
+            what = f"the model is {report.head[:16]}," if report.head else "a damaged model is"
+            console.print(f"[bold red]✗[/] {what} not {escape(head or '')}", highlight=False, soft_wrap=True)
     if not (report.holds and same):
         raise typer.Exit(1)
 
@@ -331,9 +340,11 @@ def predict_command(
     """Classify pictures. Exit code 1 if some could not be read."""
     from zeroforget.store import open_model
 
+    if as_json and as_csv:
+        raise ValueError("predict prints --json or --csv, not both")
     predictions = open_model(model).predict(_files(pictures), task, top=top)
     if as_json:
-        typer.echo(json.dumps([_answer(one) for one in predictions], indent=1, ensure_ascii=False))
+        sys.stdout.write(json.dumps([_answer(one) for one in predictions], indent=1, ensure_ascii=False) + "\n")
     elif as_csv:
         _print_csv(predictions)
     else:
@@ -343,12 +354,9 @@ def predict_command(
 
 
 def _files(given: list[Path]) -> list[Path]:
-    out: list[Path] = []
-    for path in given:
-        if path.is_dir():
-            out += sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        else:
-            out.append(path)
+    from zeroforget.store.pictures import files_below
+
+    out = [file for path in given for file in (files_below(path) if path.is_dir() else [path])]
     if not out:
         raise ValueError("there are no pictures to classify in what was given")
     return out
@@ -433,7 +441,7 @@ def receive_command(
     update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.")],
     wait: Wait = True,
 ) -> None:
-    """Add the tasks of an update to the model that it was made for."""
+    """Add the tasks of an update to the model that it was made for; one of 'ship --all' makes a model anew."""
     from zeroforget.store import Watch, open_model
 
     opened = open_model(model)

@@ -1,0 +1,134 @@
+"""What the practitioner's commands print wherever it goes: any encoding, narrow terminals, odd names, a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.tutorial import run
+from tests.store.helpers import QUICK, write_digits
+from zeroforget.cli import model as commands
+from zeroforget.store import Model, open_model
+
+ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one task, `low`, beside its pictures."""
+    base = tmp_path_factory.mktemp("output")
+    open_model(base / "garden").learn(write_digits(base / "low", (0, 1)), "low", **QUICK)
+    return base
+
+
+def spoken(garden: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, beside the model."""
+    env = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "FORCE_COLOR"}} | environment
+    return subprocess.run(
+        [*ZEROFORGET, *words], cwd=garden, env=env, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
+
+
+def test_signs_that_an_encoding_lacks_stop_nothing(garden: Path) -> None:
+    told = spoken(garden, "verify", "garden", PYTHONIOENCODING="ascii")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.count("\\u2713") == 3
+    assert "8\\u00d78 gray" in spoken(garden, "tasks", "garden", PYTHONIOENCODING="ascii").stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names there are any bytes")
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_name_that_is_no_text_is_told_so_that_it_can_be_read(garden: Path, encoding: str) -> None:
+    odd = os.fsdecode(b"caf\xff \xc3\xa9.png")
+    shutil.copy(garden / "low" / "digit0" / "000.png", garden / odd)
+    told = spoken(garden, "predict", "garden", odd, "--json", PYTHONIOENCODING=encoding)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert json.loads(told.stdout)[0]["picture"] == odd
+    assert spoken(garden, "predict", "garden", odd, PYTHONIOENCODING=encoding).returncode == 0
+    (garden / odd).unlink()
+
+
+def test_a_narrow_terminal_hides_no_answer(garden: Path) -> None:
+    told = spoken(garden, "predict", "garden", "low/digit0/000.png", FORCE_COLOR="1", COLUMNS="40")
+    assert "low/digit0/000.png" in told.stdout
+    assert "digit0" in told.stdout.replace("low/digit0", "")
+    told = spoken(garden, "tasks", "garden", FORCE_COLOR="1", COLUMNS="40")
+    assert "100.0 %" in told.stdout
+    assert "…" not in told.stdout
+
+
+def test_what_pillow_warns_of_is_not_printed(garden: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (8, 8)).save(garden / "cut.jpg", exif=exif.tobytes()[:-3])
+    told = spoken(garden, "predict", "garden", "cut.jpg")
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+def test_a_missing_file_is_named_without_a_number(garden: Path) -> None:
+    told = spoken(garden, "learn", "new", "low", "--task", "x", "--weights", "nothing.pth")
+    assert (told.returncode, told.stderr) == (2, "error: nothing.pth: no such file or directory\n")
+
+
+def test_a_stop_is_told_whatever_the_folder_is_called(
+    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "gar[/den]"
+    shutil.copytree(garden / "garden", path)
+    monkeypatch.setattr(Model, "learn", stopped)
+    monkeypatch.setattr(commands.errors, "file", sys.stderr)
+    _, code = run(f"zeroforget learn '{path}' {garden}/low --task more")
+    assert code == 130
+    assert f"stopped. {path} is as it was, with 1 task(s)." in capsys.readouterr().err
+
+
+def test_a_stop_after_the_task_was_written_says_so(
+    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learn = Model.learn
+
+    def stopped(self: Model, *words: object, **more: object) -> None:
+        learn(open_model(self.path), *words, **more)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "learn", stopped)
+    monkeypatch.setattr(commands.errors, "file", sys.stderr)
+    _, code = run(f"zeroforget learn {tmp_path}/m {garden}/low --task more --size 8 --gray --epochs 1")
+    assert code == 130
+    assert "stopped, but 'more' had been learned: it is in" in capsys.readouterr().err
+
+
+def test_a_damaged_model_has_no_hash_to_compare(garden: Path, tmp_path: Path) -> None:
+    shutil.copytree(garden / "garden", tmp_path / "m")
+    (tmp_path / "m" / "tasks" / "001-low" / "born.safetensors").write_bytes(b"")
+    output, code = run(f"zeroforget verify {tmp_path}/m --is {'0' * 64}")
+    assert code == 1
+    assert f"✗ a damaged model is not {'0' * 64}\n" in output
+
+
+def test_hidden_files_and_folders_are_not_classified(garden: Path, tmp_path: Path) -> None:
+    shutil.copytree(garden / "low", tmp_path / "low")
+    (tmp_path / "low" / ".cache").mkdir()
+    shutil.copy(tmp_path / "low" / "digit0" / "000.png", tmp_path / "low" / ".cache" / "000.png")
+    (tmp_path / "low" / "Thumbs.db").write_bytes(b"x")
+    output, code = run(f"zeroforget predict {garden}/garden --json {tmp_path}/low")
+    assert (code, len(json.loads(output))) == (0, 48)
+
+
+def test_one_form_at_a_time(garden: Path) -> None:
+    output, code = run(f"zeroforget predict {garden}/garden --json --csv {garden}/low")
+    assert (code, "--json or --csv, not both" in output) == (2, True)
+
+
+def test_receive_tells_how_a_first_model_comes() -> None:
+    assert "--all" in run("zeroforget receive --help")[0]
