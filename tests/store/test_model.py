@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,14 @@ def test_an_answer_comes_from_one_model(model: Model, data: Path, monkeypatch: p
     expected = model.predict(picture, "middle")[0].classes
     monkeypatch.setattr(model_module, "_likely", exchanged)
     assert model.predict(picture)[0].classes == expected
+
+
+def test_its_size_and_an_update_are_of_what_is_there_now(copied: Callable[[], Model], tmp_path: Path) -> None:
+    first, second = copied(), copied()
+    for model in (first, second):
+        whole = model.bytes
+        open_model(model.path).undo()  # by another process
+        if model is first:
+            assert 0 < model.bytes < whole
+        else:
+            assert [task.name for task in model.ship(tmp_path / "all.zfu")] == ["low"]

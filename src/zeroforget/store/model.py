@@ -124,6 +124,15 @@ def _classified(state: _State, images: Tensor, task: str | None, top: int) -> li
     return [out[row] for row in range(len(images))]
 
 
+def _disk(state: _State) -> int:
+    folder = state.folder
+    try:
+        places = [folder.path / MODEL, *(file for task in state.chain.tasks for file in folder.task(task).iterdir())]
+        return sum(path.stat().st_size for path in places)
+    except FileNotFoundError as error:
+        raise Damaged(error.filename, "it is missing") from None
+
+
 class Model:
     """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
 
@@ -186,8 +195,7 @@ class Model:
     @property
     def bytes(self) -> int:
         """What its files take on disk."""
-        places = [self.path / MODEL, *(file for task in self.tasks for file in self.folder.task(task).iterdir())]
-        return sum(path.stat().st_size for path in places)
+        return self._reading(_disk)
 
     def task(self, name: str | int) -> TaskFacts:
         """A task by name, or by number counted from 1."""
@@ -279,7 +287,7 @@ class Model:
 
     def ship(self, out: str | os.PathLike[str], since: str | int | None = None) -> tuple[TaskFacts, ...]:
         """Write what was born after a task (without one: the whole model) to one file."""
-        return ship(self.folder, Path(out), since)
+        return self._reading(lambda state: ship(state.folder, Path(out), since))
 
     def receive(self, update: str | os.PathLike[str], *, watch: Watch | None = None) -> tuple[TaskFacts, ...]:
         """Add the tasks of an update; those that were new."""
