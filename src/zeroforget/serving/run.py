@@ -28,9 +28,7 @@ def is_loopback(host: str) -> bool:
 def bound(host: str, port: int) -> socket.socket:
     """A socket at this address; OSError says which one cannot be had."""
     if not host:
-        raise ValueError(
-            "name an address with --host: 127.0.0.1 for this machine alone, 0.0.0.0 for all who reach it"
-        )
+        raise ValueError("name an address with --host: 127.0.0.1 for this machine alone, 0.0.0.0 for all who reach it")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Said to be TCP in so many words, because asyncio sends small answers at once (TCP_NODELAY) only on such sockets;
     # else each answer waits 40 ms for an acknowledgement.
