@@ -70,6 +70,65 @@ def test_which_weights_are_kept(keep: str, kept: int, schedule: str) -> None:
     assert all(torch.equal(v, states[kept][k]) for k, v in learner.state_dict().items())
 
 
+@pytest.mark.parametrize("rewind", [False, True])
+def test_a_rate_that_falls_may_go_on_from_the_best_weights(rewind: bool) -> None:
+    starts: list[dict[str, Tensor]] = []
+
+    class Watching(Scripted):
+        def before_step(self, progress: float) -> None:
+            if progress == 0:
+                starts.append({k: v.clone() for k, v in self.state_dict().items()})
+            super().before_step(progress)
+
+    learner = method(Watching)
+    assert isinstance(learner, Watching)
+    learner.script = [3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0]
+    log = learner.learn(task(), Fit(Regime(epochs=7, patience=2, lr=0.1, decay=10.0, min_lr=1e-3, rewind=rewind)))
+    assert [e.lr for e in log.epochs] == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001])
+    kept = learner.state_dict()  # those after the second epoch, with which the third began
+    assert all(torch.equal(v, starts[2][k]) for k, v in kept.items())
+    for epoch, back in ((3, False), (4, rewind), (5, False), (6, rewind)):
+        assert all(torch.equal(v, kept[k]) for k, v in starts[epoch].items()) == back
+
+
+def test_who_rewinds_forgets_its_momentum() -> None:
+    class Falling(Rates, Scripted):
+        pass
+
+    learner = method(Falling)
+    assert isinstance(learner, Falling)
+    learner.script = [1.0, 2.0, 3.0, 3.0]
+    options = {"momentum": 0.5}
+    regime = Regime(epochs=4, patience=2, lr=0.1, decay=10.0, options=options, batch_size=54, rewind=True)
+    learner.learn(task(), Fit(regime))
+    assert learner.seen == pytest.approx([0.1, 0.15, 0.175, 0.01], abs=1e-6)
+
+
+@pytest.mark.parametrize("cls", [Finetuning, Tfm])
+def test_an_interrupted_run_that_rewinds_ends_with_the_same_bits(tmp_path: Path, cls: type) -> None:
+    regime = Regime(lr=0.5, epochs=8, patience=1, options={"momentum": 0.9}, batch_size=18, rewind=True)
+
+    class Stop(Exception):
+        pass
+
+    whole, broken = method(cls), method(cls)
+    with seeded("learn"):
+        log = whole.learn(task(), Fit(regime))
+    falls = [k for k in range(1, len(log.epochs)) if log.epochs[k].lr < log.epochs[k - 1].lr]
+    assert falls, "no rate fell: the test would tell nothing"
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == falls[0] and progress.step == 1:
+            raise Stop
+
+    with seeded("learn"), pytest.raises(Stop):
+        broken.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
+    with seeded("learn"):
+        broken.learn(task(), Fit(regime, folder=tmp_path))
+    after = broken.state_dict()
+    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
+
+
 @pytest.mark.parametrize(("keep", "kept"), [("best", 2), ("accurate", 1), ("last", 3)])
 def test_the_log_says_which_epoch_is_kept(keep: str, kept: int) -> None:
     """Of equal accuracies the one with the smaller loss; nothing that cannot be counted."""
@@ -154,6 +213,8 @@ def test_joint_learns_under_smoothing() -> None:
     ("options", "message"),
     [
         (dict(schedule="cosin"), "schedule is 'patience' or 'cosine', not 'cosin'"),
+        (dict(rewind=True, schedule="cosine"), "rewind goes back to better weights: it wants schedule='patience'"),
+        (dict(rewind=True, keep="last"), "rewind goes back to better weights: it wants schedule='patience'"),
         (dict(keep="first"), "keep is 'best', 'accurate' or 'last', not 'first'"),
         (dict(schedule="cosine", epochs=3, warmup=3.0), "below the 3 epochs"),
         (dict(warmup=1.0), "belongs to schedule='cosine'"),

@@ -302,6 +302,9 @@ class _Loop:
                 self._check(float(ruined[0]) if len(ruined) else 0.0, number, self.steps - 1, "a weight")
         if plateau:
             self.lr, self.waited = lr, 0
+            if self.regime.rewind:
+                _restore(self.learner.moving(), self.best)
+                self._forget_steps()
             self._set_lr()
         self._report(number, self.steps)
         self._save()
@@ -395,6 +398,12 @@ class _Loop:
             + (", or precision='float32'" if self.regime.precision == "bf16" else "")
             + ". What was learned before this task is unchanged."
         )
+
+    def _forget_steps(self) -> None:
+        """An optimizer that remembers steps (momentum, say) begins anew; recorded steps are those of the old one."""
+        if self.optimizer is not None and any(self.optimizer.state.values()):
+            self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.captured)
+            self.recorded.clear()
 
     def _set_lr(self) -> None:
         for group in self.optimizer.param_groups if self.optimizer else ():

@@ -70,6 +70,8 @@ class Regime:
     patience: int = 5
     """Epochs without a better validation loss before the learning rate is divided."""
     decay: float = 3.0
+    rewind: bool = False
+    """Whether training goes on from the weights it would keep, with a fresh optimizer, when the rate is divided."""
     min_lr: float = 1e-4
     """Training stops when the learning rate falls below this."""
     label_smoothing: float = 0.0
@@ -107,6 +109,10 @@ class Regime:
             raise ValueError(f"warmup must be at least 0 and below the {self.epochs} epochs, not {self.warmup}")
         if self.warmup and self.schedule == "patience":
             raise ValueError("warmup belongs to schedule='cosine'; the patience schedule begins at its full rate")
+        if self.rewind and (self.schedule, self.keep) not in {("patience", "best"), ("patience", "accurate")}:
+            raise ValueError(
+                "rewind goes back to better weights: it wants schedule='patience' and keep 'best' or 'accurate'"
+            )
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         if min(self.cutmix, self.mixup) < 0 or self.cutmix + self.mixup > 1:
