@@ -36,8 +36,8 @@ def test_a_sound_one_passes() -> None:
         (task(images=torch.ones(4, *SHAPE).long()), "task 'b': the train images are torch.int64; give bytes"),
         (replace(task(), prepare=Preparation((0.5,) * 3, (0.2,) * 3)), "come to the network as 3x6x4"),
         (replace(task(), prepare=Preparation(crop=5)), "come to the network as"),
-        (task(labels=torch.tensor([0, 1, 1, 0]).int()), "task 'b': train labels are torch.int32; .*labels.long()"),
-        (task(labels=torch.tensor([0.0, 1.0, 1.0, 0.0])), "labels are torch.float32"),
+        (task(labels=torch.tensor([0.0, 1.0, 1.0, 0.0])), "task 'b': train labels are torch.float32; .*labels.long()"),
+        (task(labels=torch.tensor([False, True, True, False])), "labels are torch.bool"),
         (task(labels=torch.eye(2).long()[[0, 1, 1, 0]]), r"labels are of shape \(4, 2\)"),
     ],
 )
@@ -49,3 +49,13 @@ def test_what_its_second_task_lacks_is_named(second: Task, message: str) -> None
 def test_no_tasks_at_all() -> None:
     with pytest.raises(ValueError, match="scenario 's' has no tasks"):
         Scenario("s", SHAPE, ()).check()
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
+def test_labels_of_any_whole_kind_count_on_past_its_end(kind: torch.dtype) -> None:
+    labels = (torch.arange(4) % 2).to(kind)
+    parts = [task(str(place), labels=labels) for place in range(200)]
+    parts[0].check()
+    assert torch.equal(parts[0].train.batch(torch.tensor([3, 0]))[1], torch.tensor([1, 0]))
+    merged = Split.merge([part.train for part in parts], range(0, 400, 2))
+    assert torch.equal(merged.labels[-4:], torch.tensor([398, 399, 398, 399]))

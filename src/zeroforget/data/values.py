@@ -11,6 +11,8 @@ from torch import Tensor
 
 from zeroforget.data.alter import alter
 
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -33,14 +35,14 @@ class Split:
         return len(self.labels)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The raw images and labels at these positions of the split."""
+        """The raw images and labels at these positions of the split; labels of any whole kind come as int64."""
         rows = index if self.rows is None else self.rows.index_select(0, index)
-        return self.images.index_select(0, rows), self.labels.index_select(0, index)
+        return self.images.index_select(0, rows), self.labels.index_select(0, index).long()
 
     @staticmethod
     def merge(splits: Sequence[Split], label_offsets: Sequence[int]) -> Split:
         """One split out of several, the labels of each moved up by its offset."""
-        labels = torch.cat([s.labels + o for s, o in zip(splits, label_offsets, strict=True)])
+        labels = torch.cat([s.labels.long() + o for s, o in zip(splits, label_offsets, strict=True)])
         images = splits[0].images
         if all(s.images is images for s in splits):
             rows = [torch.arange(len(images)) if s.rows is None else s.rows for s in splits]
@@ -186,9 +188,9 @@ class Task:
                     f"task '{self.name}': {part} labels are of shape {tuple(split.labels.shape)}; give one whole "
                     "number an image"
                 )
-            if split.labels.dtype not in (torch.int64, torch.uint8):
+            if split.labels.dtype not in _WHOLE:
                 raise ValueError(
-                    f"task '{self.name}': {part} labels are {split.labels.dtype}; give whole numbers as labels.long() "
+                    f"task '{self.name}': {part} labels are {split.labels.dtype}; give whole numbers, as labels.long() "
                     "makes them"
                 )
             low, high = int(split.labels.min()), int(split.labels.max())
