@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 import warnings
 from collections.abc import Callable
@@ -82,6 +83,35 @@ class Activated(nn.BatchNorm2d):
         return out
 
 
+class Kept(nn.Module):
+    """It keeps what it computed last, to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 6)
+        self.last: Tensor | None = None
+        self.all: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.gate(x).sigmoid()
+        self.all.append(self.last)
+        return x * self.last
+
+
+class Sequences(nn.Module):
+    """The whole transformer of torch, which compares the width of what it reads with its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Embedding(11, 8), nn.Linear(8, 4)
+        self.both = nn.Transformer(8, 2, 1, 1, 10, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.embed(x)
+        out: Tensor = self.last(self.both(words, words).mean(1))
+        return out
+
+
 class Twice(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return 2 * weight
@@ -118,6 +148,21 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
     ),
     "parametrized": (doubled, ROWS, {"0": 6, "2": 4}),
     "another forward": (rebound, ROWS, {"0": 6, "2": 4}),
+    "experts": (
+        lambda: Made(
+            lambda s, x: s.b((x.expand(3, -1, -1) @ s.v).relu().bmm(s.w).sum(0)),
+            v=matrix(3, 5, 6),
+            w=matrix(3, 6, 7),
+            b=nn.Linear(7, 4),
+        ),
+        ROWS,
+        {"features": 6, "features#2": 7, "b": 4},
+    ),
+    "of length one": (
+        lambda: Made(lambda s, x: F.linear(F.normalize(s.a(x)), F.normalize(s.w)), a=nn.Linear(5, 6), w=matrix(4, 6)),
+        ROWS,
+        {"a": 6, "features": 4},
+    ),
     # Names.
     "keys and values": (
         lambda: Made(lambda s, x: F.linear(x, s.keys).relu() @ s.values, keys=matrix(6, 5), values=matrix(6, 4)),
@@ -136,6 +181,22 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
         {"a": 6, "b": 4},
     ),
     "lists": (Listed, ROWS, {"step0": 6, "step2": 4}),
+    # What modules remember.
+    "last activations": (
+        lambda: Made(lambda s, x: s.b(s.k(s.a(x))), a=nn.Linear(5, 6), k=Kept(), b=nn.Linear(6, 4)),
+        ROWS,
+        {"a": 6, "b": 4},
+    ),
+    "unflattened": (
+        lambda: nn.Sequential(nn.Linear(5, 24), nn.ReLU(), nn.Unflatten(1, (6, 4)), nn.Conv1d(6, 3, 4), nn.Flatten()),
+        ROWS,
+        {"0": 6, "3": 3},
+    ),
+    "transformer": (
+        Sequences,
+        WORDS,
+        {"embed": 2, "both.encoder.layers.0.linear1": 10, "both.decoder.layers.0.linear1": 10, "last": 4},
+    ),
     # One example at a time.
     "vectors": (
         lambda: two(lambda s, x: torch.stack([s.b(s.a(row).relu()) for row in x])),
@@ -202,15 +263,22 @@ def test_it_grows_and_its_dense_form_is_what_was_learned(way: str) -> None:
     for task, growth in enumerate((None, 0.5, 0.0, 0.5)):
         net.add_task(str(task), 3, growth)
         train(net, x)
-        with torch.no_grad():
-            before.append(net(x, task))
-            torch.testing.assert_close(net._learning(x), before[-1], rtol=1e-4, atol=1e-5)
+        before.append(net(x, task))
+        torch.testing.assert_close(net._learning(x).detach(), before[-1], rtol=1e-4, atol=1e-5)
         for k, answers in enumerate(before):
             assert torch.equal(net(x, k), answers)
             assert torch.equal(net.dense(k)(x), answers)
+    other = copy.deepcopy(net)
+    assert all(torch.equal(other(x, k), answers) for k, answers in enumerate(before))
     net.drop_task()
-    with torch.no_grad():
-        torch.testing.assert_close(net._learning(x), before[-2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net._learning(x).detach(), before[-2], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_module_keeps_is_left_as_it_was() -> None:
+    plain = WAYS["last activations"][0]()
+    grow(plain, ROWS)
+    assert plain.k.last is None
+    assert plain.k.all == []
 
 
 def test_an_instance_norm_knows_its_features() -> None:

@@ -106,7 +106,7 @@ def replace_kept(root: nn.Module, made: Mapping[int, nn.Module]) -> None:
     """The same wherever modules keep others in plain lists, tuples and dictionaries; `made` goes by identity."""
     for module in root.modules():
         for name, value in vars(module).items():
-            if name not in _OWN and (other := _replaced(value, made)) is not value:
+            if name not in OWN and (other := _replaced(value, made)) is not value:
                 vars(module)[name] = other
 
 
@@ -126,7 +126,7 @@ def caches(net: nn.Module) -> Iterator[dict[Any, Any]]:
     """Dictionaries in which modules keep tensors they computed: they survive a copy and would be wrong in it."""
     for module in net.modules():
         for name, value in vars(module).items():
-            if name.startswith("_") and name in _OWN:
+            if name.startswith("_") and name in OWN:
                 continue
             if isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values()):
                 yield value
@@ -139,7 +139,8 @@ def forget_caches(net: nn.Module) -> nn.Module:
     return net
 
 
-_OWN = frozenset(vars(nn.Module()))
+OWN = frozenset(vars(nn.Module()))
+"""What every module has."""
 
 
 def hollow(net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None) -> nn.Module:

@@ -85,7 +85,8 @@ def _expand(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x, shape = w.of(given["self"]), outs[0].shape
     old: list[Term] = [*[1] * (len(shape) - len(x)), *x]
     w.still(*(term for term, n in zip(old, shape, strict=True) if size(term) != n))
-    return [tuple(term if size(term) == n else n for term, n in zip(old, shape, strict=True))]
+    new = w.of(given["other"]) if "other" in given else tuple(shape)
+    return [tuple(term if size(term) == size(n) else n for term, n in zip(old, new, strict=True))]
 
 
 @rule("cat concat concatenate")

@@ -476,6 +476,7 @@ class GrowingNetwork(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self._withdraw()
+        own.let_go(self.body)
         return self.__dict__ | {"_cache": OrderedDict()}
 
     def __repr__(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from zeroforget.core.dense import OWN
 from zeroforget.core.labels import Label, axis_names, births_of
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, widen
 from zeroforget.core.tensors import GrowingTensor
@@ -80,6 +82,22 @@ def put_back(body: nn.Module, held: nn.Module) -> None:
                 module._buffers[name] = None if value is None else value.clone()
             else:
                 module._buffers[name] = made.setdefault(id(buffer), (buffer, value.clone()))[1]
+
+
+def let_go(body: nn.Module) -> None:
+    """What modules keep of their last input (an attention map) stays, without its history: that cannot be copied."""
+    for module in body.modules():
+        for name, value in list(vars(module).items()):
+            if name not in OWN:
+                vars(module)[name] = _detached(value)
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.is_leaf else value.detach()
+    if type(value) in (list, tuple):
+        return type(value)(map(_detached, value))
+    return {k: _detached(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def joined(path: str, name: str) -> str:

@@ -15,7 +15,7 @@ from zeroforget.core.dense import is_layer, is_norm
 from zeroforget.core.labels import Label, Named, axis_names, label_size
 
 _SIZES = re.compile(
-    r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split"
+    r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split|flatten|model"
 )
 _PLACES = re.compile(
     r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool"

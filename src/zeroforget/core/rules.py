@@ -163,7 +163,7 @@ def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     unify(a[-1], b[-2])
     w.couple([a[-1]])
     batch = _broadcast(a[:-2], b[:-2])
-    if w.is_weight(right) and len(b) == 2:
+    if w.is_parameter(right) or (w.is_weight(right) and len(b) == 2):
         w.writes(right, b[-1], outs[0])
     out = (*batch, a[-2], b[-1])
     if "mat1" in given or "batch1" in given:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zeroforget.core.dense import caches, is_layer, is_norm
+from zeroforget.core.dense import OWN, caches, is_layer, is_norm
 from zeroforget.core.labels import Axis, Clash, Prod, Term, axes, fix, size, unify
 
 Labels = tuple[Term, ...]
@@ -290,14 +290,22 @@ def in_eval(net: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_caches(net: nn.Module) -> Iterator[None]:
-    """What modules remember of earlier inputs is put aside, and back again afterwards."""
+    """What modules remember of earlier inputs is put aside, and back again afterwards, as is all else they keep."""
     found = list(caches(net))
     kept = [dict(cache) for cache in found]
+    plain = [(vars(m), {name: v for name, v in vars(m).items() if name not in OWN}) for m in net.modules()]
+    lists = [(v, list(v)) for _, values in plain for v in values.values() if isinstance(v, list)]
     for cache in found:
         cache.clear()
     try:
         yield
     finally:
+        for state, values in plain:
+            for name in [name for name in state if name not in OWN and name not in values]:
+                del state[name]
+            state.update(values)
+        for items, before in lists:
+            items[:] = before
         for cache, content in zip(found, kept, strict=True):
             cache.clear()
             cache.update(content)
