@@ -57,6 +57,15 @@ def test_the_rate_is_divided_after_five_epochs_without_a_better_loss_and_trainin
     assert log.best == 1
 
 
+def test_a_rate_that_begins_below_the_bound_trains_until_validation_stops_getting_better() -> None:
+    learner = method(Scripted)
+    assert isinstance(learner, Scripted)
+    learner.script = [3.0, 2.0, 1.0] + [2.5] * 100
+    log = learner.learn(task(), Fit(Regime(lr=1e-5, patience=5, min_lr=1e-4)))
+    assert [e.lr for e in log.epochs] == [1e-5] * 8
+    assert log.stopped == "learning rate below its bound"
+
+
 def test_the_weights_of_the_best_validation_loss_come_back() -> None:
     kept: list[dict[str, Tensor]] = []
 

@@ -289,10 +289,9 @@ class _Loop:
         seconds = time.perf_counter() - self.began
         if self.log.add(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds), self.regime.keep):
             self.best = _copy(self.learner.moving())
-        by_patience = self.regime.schedule == "patience"
-        plateau = by_patience and self.waited >= self.regime.patience
+        plateau = self.regime.schedule == "patience" and self.waited >= self.regime.patience
         lr = self.lr / self.regime.decay if plateau else self.lr
-        if by_patience and lr < self.regime.min_lr:
+        if plateau and lr < self.regime.min_lr:
             self.log.stopped = "learning rate below its bound"
         elif number + 1 >= self.regime.epochs:
             self.log.stopped = "all epochs done"

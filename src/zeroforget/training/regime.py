@@ -73,7 +73,7 @@ class Regime:
     rewind: bool = False
     """Whether training goes on from the weights it would keep, with a fresh optimizer, when the rate is divided."""
     min_lr: float = 1e-4
-    """Training stops when the learning rate falls below this."""
+    """Training stops when the learning rate is divided and falls below this."""
     label_smoothing: float = 0.0
     """The share of each label that is spread evenly over the task's classes, in training (Szegedy et al., 2016)."""
     cutmix: float = 0.0
