@@ -83,6 +83,26 @@ def test_the_first_task_is_not_held() -> None:
     assert torch.equal(cast(Tensor, method.net.get_parameter("4.weight").grad), plain)
 
 
+class Noting(Hat):
+    """Remembers how steep the gates were at each step."""
+
+    seen: list[float]
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        self.seen = [*getattr(self, "seen", []), float(self.get_buffer("steepness"))]
+        return super().loss(x, y, task)
+
+
+@pytest.mark.parametrize(("spare", "steps"), [(-1, [1 / 400, 200.00125]), (0, [400.0]), (1, [400.0])])
+def test_an_epoch_of_one_step_has_gates_as_steep_as_they_get(spare: int, steps: list[float]) -> None:
+    """They would never become steep otherwise, and the task would be judged by gates that it never learned with."""
+    task = tasks()[0]
+    size = len(task.train) // 2 + 1 if spare < 0 else len(task.train) - spare
+    method = Noting(net(), example())
+    method.learn(task, Fit(Regime(epochs=2, batch_size=size)))
+    assert method.seen == pytest.approx(steps * 2)
+
+
 @pytest.mark.parametrize("steepness", [1 / 400, 1.0, 37.0, 400.0])
 def test_compensation_is_the_formula_and_makes_a_steep_gate_learn_like_a_soft_one(steepness: float) -> None:
     for value in (-2.0, -0.05, 0.0, 0.01, 1.5):

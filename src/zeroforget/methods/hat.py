@@ -80,6 +80,7 @@ class Hat(Method):
         self.norms = TaskNorms(net)
         self._decay = 0.0
         self._bound = clip
+        self._one_step = False
         self._free: dict[str, Tensor] = {}
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
@@ -136,6 +137,8 @@ class Hat(Method):
                 "tasks would fade. Use another optimizer (adam, sgd), or set regime.options.weight_decay to 0"
             )
         self.hold()
+        # One image that is left over joins the batch before it.
+        self._one_step = len(task.train) <= fit.regime.batch_size + (fit.regime.batch_size > 1)
         self._decay = fit.regime.weight_decay
         # The regime's bound is ours to apply: it must come before decay is made up for.
         self._bound = min(self.clip, math.inf if fit.regime.clip is None else fit.regime.clip)
@@ -147,7 +150,8 @@ class Hat(Method):
         self._free = {name: 1 - share for name, share in self.held().items()} if len(self.specs) > 1 else {}
 
     def before_step(self, done: float) -> None:
-        """Gates become steeper within each epoch (eq. 3)."""
+        """Gates become steeper within each epoch (eq. 3); where that is one step, they are steep at once."""
+        done = 1.0 if self._one_step else done
         self.get_buffer("steepness").fill_(1 / self.smax + (self.smax - 1 / self.smax) * done)
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
