@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lfl import Lfl
+from zeroforget.methods.teacher import Features
+from zeroforget.training import Regime
 
 
 def with_teacher(net: nn.Module, strength: float) -> Lfl:
@@ -47,6 +49,25 @@ def test_features_are_compared_before_dropout() -> None:
         torch.manual_seed(1)
         losses.append(method.train().loss(x, y, 1))
     torch.testing.assert_close(*losses)
+
+
+class Weighed(Lfl):
+    """Remembers what batch the departure was weighed for."""
+
+    seen: set[int]
+
+    def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:
+        self.seen = {*getattr(self, "seen", ()), batch}
+        return super().departure(now, before, task, batch)
+
+
+def test_validation_weighs_the_departure_as_training_does() -> None:
+    """Also where a task has fewer images than a batch would hold."""
+    few = helpers.tasks(((0, 1), (2, 3)), each=10)
+    method = Weighed(helpers.plain_net(), helpers.EXAMPLE)
+    for task in few:
+        helpers.learn(method, task, regime=Regime(epochs=1, batch_size=64))
+    assert method.seen == {20}
 
 
 def test_old_heads_are_the_boundary_that_stays() -> None:

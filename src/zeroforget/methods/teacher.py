@@ -46,7 +46,7 @@ class Taught(Method):
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Keep a copy of the network as it is, then learn."""
-        self._lr, self._batch = fit.regime.reach, fit.regime.batch_size
+        self._lr, self._batch = fit.regime.reach, min(fit.regime.batch_size, len(task.train))
         if self.specs:
             self._teacher = (copy.deepcopy(self.net).eval().requires_grad_(False),)
         try:
