@@ -99,6 +99,7 @@ def test_older_importance_is_carried_to_the_new_axes() -> None:
 def test_grouped_and_wide_layers_stay_unturned() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 5))
     assert list(REwc(net, helpers.EXAMPLE, widest=10).rotations()) == ["0.parametrizations.weight.original"]
+    assert not REwc(helpers.plain_net(), helpers.EXAMPLE, widest=0).rotations()
 
 
 def test_forgets_less_than_fine_tuning_and_epochs_leave_rotations_out() -> None:

@@ -63,9 +63,9 @@ class Plan:
         """A plan may come from a file, where anything can be written."""
         for key, wanted, right in (
             ("tasks", "a number of 1 or more", self.tasks is None or _counts(self.tasks)),
-            ("sizes", "numbers of 1 or more", self.sizes is None or _all(self.sizes, _counts)),
-            ("groups", "lists of class names", self.groups is None or _all(self.groups, _texts)),
-            ("names", "a list of names", self.names is None or _texts(self.names)),
+            ("sizes", "numbers of 2 or more", self.sizes is None or _some(self.sizes, _several)),
+            ("groups", "lists of 2 class names or more", self.groups is None or _some(self.groups, _classes)),
+            ("names", "a list of different names", self.names is None or _names(self.names)),
             ("shuffle", "true or false", isinstance(self.shuffle, bool)),
             ("size", "a number of pixels", _counts(self.size)),
             ("flip", "true or false", isinstance(self.flip, bool | None)),
@@ -80,6 +80,22 @@ class Plan:
 
 def _all(values: object, right: Callable[[object], bool]) -> bool:
     return isinstance(values, tuple) and all(map(right, values))
+
+
+def _some(values: object, right: Callable[[object], bool]) -> bool:
+    return bool(values) and _all(values, right)
+
+
+def _several(value: object) -> bool:
+    return _counts(value) and value != 1
+
+
+def _classes(values: object) -> bool:
+    return isinstance(values, tuple) and len(values) > 1 and _texts(values)
+
+
+def _names(values: object) -> bool:
+    return isinstance(values, tuple) and _texts(values) and len(set(values)) == len(values)
 
 
 def _counts(value: object) -> bool:

@@ -84,7 +84,7 @@ class REwc(Ewc):
         self.widest = widest
         for layers in _layers(net):
             weight = layers[0].weight
-            if weight.requires_grad and max(weight.shape[:2]) <= (widest or 2**62):
+            if weight.requires_grad and (widest is None or max(weight.shape[:2]) <= widest):
                 rotation = Rotation(weight)
                 for layer in layers:
                     parametrize.register_parametrization(layer, "weight", rotation)
