@@ -100,6 +100,12 @@ def test_a_damaged_checkpoint_is_removed_and_said(model: Model, data: Path) -> N
     assert model.verify()
 
 
+def test_a_plan_that_is_no_text_starts_over(model: Model, data: Path) -> None:
+    (model.path / TRAINING).mkdir()
+    (model.path / TRAINING / "plan").write_bytes(b"\xff")
+    assert learn_more(model, data, "high").name == "high"
+
+
 def test_finish_takes_the_best_so_far(model: Model, data: Path) -> None:
     with pytest.raises(ModelError, match="no interrupted training"):
         learn_more(model, data, "high", finish=True, epochs=50)

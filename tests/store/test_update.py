@@ -176,6 +176,12 @@ def test_a_device_or_pipe_is_not_replaced(trained: Path, tmp_path: Path) -> None
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_an_update_through_a_pipe_is_not_waited_for(trained: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="pipe is no regular file; save the update to one first"):
+        open_model(tmp_path / "new").receive(tmp_path / "pipe")
+
+
 def test_an_update_says_what_it_is(trained: Path, tmp_path: Path) -> None:
     model = open_model(trained)
     model.ship(tmp_path / "u.zfu", since=1)

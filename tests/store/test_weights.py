@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,10 @@ def test_a_network_of_ours_from_data_parallel(data: Path, tmp_path: Path) -> Non
     adopt(tmp_path / "m", data / "middle", "digits", given, options, Watch())
     x = torch.randn(3, 1, 8, 8)
     assert torch.equal(open_model(tmp_path / "m").dense("digits")(x), whole.requires_grad_(False).eval()(x))
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pth")
+    for name in ("nothing.pth", "pipe.pth", "."):
+        with pytest.raises(ModelError, match=r"is no file; name one of weights, safetensors, \.pt or \.pth"):
+            read_weights(tmp_path / name)

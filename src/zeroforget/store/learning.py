@@ -186,7 +186,7 @@ class _Learning:
     def _train(self, grower: Grower) -> FitLog:
         training = self.folder.path / TRAINING
         plan = self._plan()
-        if not (training / "plan").is_file() or (training / "plan").read_text() != plan:
+        if not (training / "plan").is_file() or (training / "plan").read_bytes() != plan.encode():
             if self.options.finish:
                 raise ModelError(
                     "there is no interrupted training of this task with these pictures and options to finish"

@@ -85,6 +85,8 @@ def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts,
 
 def read_update(path: Path) -> Update:
     """An update's header, checked against the size of the file."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ModelError(f"{path} is no regular file; save the update to one first")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -21,6 +21,8 @@ _TORCH = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The named tensors of a safetensors file, or of a state dict that torch.save wrote."""
+    if not path.is_file():  # to open a pipe would wait for whoever writes into it
+        raise ModelError(f"{path} is no file; name one of weights, safetensors, .pt or .pth")
     with path.open("rb") as file:
         start = file.read(4)
     if start.startswith(_TORCH):
