@@ -14,7 +14,6 @@ from PIL import Image
 
 from tests.cli.tutorial import run
 from tests.store.helpers import QUICK, write_digits
-from zeroforget.cli import model as commands
 from zeroforget.store import Model, open_model
 
 ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]
@@ -73,12 +72,13 @@ def test_what_pillow_warns_of_is_not_printed(garden: Path) -> None:
 
 
 def test_a_missing_file_is_named_without_a_number(garden: Path) -> None:
-    told = spoken(garden, "learn", "new", "low", "--task", "x", "--weights", "nothing.pth")
-    assert (told.returncode, told.stderr) == (2, "error: nothing.pth: no such file or directory\n")
+    words = ("adopt", "new", "low", "--task", "x", "--network", "small", "--weights", "x", "--classes", "nothing.txt")
+    told = spoken(garden, *words)
+    assert (told.returncode, told.stderr) == (2, "error: nothing.txt: no such file or directory\n")
 
 
 def test_a_stop_is_told_whatever_the_folder_is_called(
-    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -86,14 +86,13 @@ def test_a_stop_is_told_whatever_the_folder_is_called(
     path = tmp_path / "gar[/den]"
     shutil.copytree(garden / "garden", path)
     monkeypatch.setattr(Model, "learn", stopped)
-    monkeypatch.setattr(commands.errors, "file", sys.stderr)
-    _, code = run(f"zeroforget learn '{path}' {garden}/low --task more")
+    output, code = run(f"zeroforget learn '{path}' {garden}/low --task more")
     assert code == 130
-    assert f"stopped. {path} is as it was, with 1 task(s)." in capsys.readouterr().err
+    assert f"stopped. {path} is as it was, with 1 task(s)." in output
 
 
 def test_a_stop_after_the_task_was_written_says_so(
-    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn = Model.learn
 
@@ -102,10 +101,9 @@ def test_a_stop_after_the_task_was_written_says_so(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Model, "learn", stopped)
-    monkeypatch.setattr(commands.errors, "file", sys.stderr)
-    _, code = run(f"zeroforget learn {tmp_path}/m {garden}/low --task more --size 8 --gray --epochs 1")
+    output, code = run(f"zeroforget learn {tmp_path}/m {garden}/low --task more --size 8 --gray --epochs 1")
     assert code == 130
-    assert "stopped, but 'more' had been learned: it is in" in capsys.readouterr().err
+    assert "stopped, but 'more' had been learned: it is in" in output
 
 
 def test_a_damaged_model_has_no_hash_to_compare(garden: Path, tmp_path: Path) -> None:
@@ -132,3 +130,11 @@ def test_one_form_at_a_time(garden: Path) -> None:
 
 def test_receive_tells_how_a_first_model_comes() -> None:
     assert "--all" in run("zeroforget receive --help")[0]
+
+
+def test_a_task_that_was_not_learned_is_doubted(garden: Path, tmp_path: Path) -> None:
+    words = ("learn", str(tmp_path / "m"), "low", "--task", "x", "--size", "8", "--gray", "--epochs", "1")
+    told = spoken(garden, *words, "--lr", "1e-9", "--seed", "1")
+    assert told.returncode == 0
+    assert told.stderr.startswith("warning: not clearly better than to answer always the same (50.0 %)")
+    assert "zeroforget undo" in told.stderr

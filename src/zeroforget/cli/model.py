@@ -76,6 +76,15 @@ def learn_command(
             errors.print(escape(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
             sys.exit(130)
     _tell(opened, facts)
+    _doubt(facts)
+
+
+def _doubt(facts: TaskFacts) -> None:
+    from zeroforget.store.adoption import no_better
+
+    if (wrong := no_better(facts)) is not None:
+        text = f"{wrong}; 'zeroforget undo' takes it back. Then try another --lr, more --epochs or more pictures"
+        errors.print(f"[bold yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _tell(model: Model, facts: TaskFacts) -> None:

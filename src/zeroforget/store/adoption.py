@@ -58,14 +58,12 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
 
 def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
     """What may be wrong with a classifier that is seldom right, or None; `names` are those of its outputs, if given."""
-    counts, tried = facts.data.counts, facts.data.held_out
-    guess = max(counts) / sum(counts)  # how often one and the same answer would be right
-    surely = guess + 2 * math.sqrt(guess * (1 - guess) / tried)
-    if facts.accuracy == 1 or (facts.accuracy >= 0.5 and facts.accuracy > surely):
+    by_chance = no_better(facts)
+    if by_chance is None and facts.accuracy >= 0.5:
         return None
-    low = f"only {100 * facts.accuracy:.1f} % of {tried} pictures are right"
-    if facts.accuracy <= surely:
-        low += f", not clearly better than to answer always the same ({100 * guess:.1f} %)"
+    low = f"only {100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures are right"
+    if by_chance is not None:
+        low += f", {by_chance}"
     about = facts.preprocessing
     mean, std = (",".join(f"{number:g}" for number in numbers) for numbers in (about.mean, about.std))
     order = few(names or facts.classes)
@@ -74,6 +72,15 @@ def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
         f"tells another), at --mean {mean} and --std {std}, and whether these are pictures of its classes; then remove "
         "the folder and adopt it again"
     )
+
+
+def no_better(facts: TaskFacts) -> str | None:
+    """Words for an accuracy that one and the same answer to everything might have had, or None."""
+    guess = max(facts.data.counts) / sum(facts.data.counts)
+    surely = guess + 2 * math.sqrt(guess * (1 - guess) / facts.data.held_out)
+    if facts.accuracy == 1 or facts.accuracy > surely:
+        return None
+    return f"not clearly better than to answer always the same ({100 * guess:.1f} %)"
 
 
 def _check_new(folder: Folder) -> None:
