@@ -253,6 +253,14 @@ def test_costs_and_forward_transfer() -> None:
     ]
 
 
+def test_forward_transfer_is_of_later_tasks_that_were_learned_in_their_turn() -> None:
+    one = [results("tfm", accuracy=[[0.9]]), results("alone", accuracy=[[0.9]])]
+    waited = results("joint").to_dict()
+    waited["logs"][0] |= {"stopped": "waits for task 2"}
+    for made in (one, [Results.from_dict(waited), results("alone")]):
+        assert [row.transfer for row in costs(made).rows] == [None, None]
+
+
 def test_sizes_are_bytes() -> None:
     assert [size(b) for b in (0, 8, 8000, 8 * 28_500_000, 8e10)] == ["0 B", "1 B", "1.0 kB", "28.5 MB", "10.0 GB"]
 

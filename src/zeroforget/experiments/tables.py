@@ -333,7 +333,7 @@ def costs(group: Sequence[Results]) -> CostTable:
     """What each method of one table took.
 
     "bits kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer,
-    where the runs hold a method `alone` with the same seed.
+    where the runs hold a method `alone` with the same seed, and every task was learned in its turn.
     """
     alone = {r.seed: r.learned for r in group if r.method == "alone"}
     rows = tuple(_cost(runs, alone) for runs in by_method(group))
@@ -342,7 +342,8 @@ def costs(group: Sequence[Results]) -> CostTable:
 
 def _cost(runs: Sequence[Results], alone: dict[int, list[float]]) -> Cost:
     method = runs[0].method
-    transfers = [100 * r.forward_transfer(alone[r.seed]) for r in runs if r.seed in alone and method != "alone"]
+    fit = [r for r in runs if r.seed in alone and method != "alone" and len(r.tasks) > 1 and all(r.trained)]
+    transfers = [100 * r.forward_transfer(alone[r.seed]) for r in fit]
     return Cost(
         method,
         parameters=mean([r.parameters[-1] for r in runs]),
