@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from tests.core.helpers import train
 from zeroforget.core.axes import CannotGrow
@@ -123,6 +124,24 @@ def doubled() -> nn.Module:
     return net
 
 
+class LowRank(nn.Module):
+    """Something of low rank is added to a weight."""
+
+    def __init__(self, out: int, into: int) -> None:
+        super().__init__()
+        self.up, self.down = matrix(out, 2), matrix(2, into)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down
+
+
+def lowranks() -> nn.Module:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
+    for layer in (net[0], net[2]):
+        parametrize.register_parametrization(layer, "weight", LowRank(*layer.weight.shape))
+    return net
+
+
 def rebound() -> nn.Module:
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
     net[0].forward = types.MethodType(lambda self, x: 2 * F.linear(x, self.weight, self.bias), net[0])
@@ -157,6 +176,19 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
         ),
         ROWS,
         {"features": 6, "features#2": 7, "b": 4},
+    ),
+    "two weights make one": (
+        lambda: Made(lambda s, x: (x @ (s.u @ s.v)).relu() @ s.w, u=matrix(5, 3), v=matrix(3, 6), w=matrix(6, 4)),
+        ROWS,
+        {"features": 6, "features#2": 4},
+    ),
+    "low ranks": (lowranks, ROWS, {"0": 6, "2": 4}),
+    "a length for each input": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.ReLU(), weight_norm(nn.ConvTranspose2d(6, 4, 2)), nn.MaxPool2d(7), nn.Flatten()
+        ),
+        IMAGES,
+        {"0": 6, "2": 4},
     ),
     "of length one": (
         lambda: Made(lambda s, x: F.linear(F.normalize(s.a(x)), F.normalize(s.w)), a=nn.Linear(5, 6), w=matrix(4, 6)),
@@ -395,11 +427,27 @@ def clinging() -> nn.Module:
     return net
 
 
+def listing() -> nn.Module:
+    net = two(lambda s, x: s.b(s.a(x)) * s.read[0].abs().mean())
+    net.read = [net.a.weight]
+    return net
+
+
 @pytest.mark.parametrize(
     ("make", "x", "message"),
     [
         (pruned, ROWS, r"module '0' is pruned.*prune.remove\(module, 'weight'\)"),
         (clinging, ROWS, "keeps 'first', a function that holds on to a module.*make it a method"),
+        (listing, ROWS, "keeps parameters of the network in 'read'.*read them from their modules"),
+        (
+            lambda: Made(
+                lambda s, x: s.b(s.e(x).to(next(s.e.parameters()).dtype).mean(1)),
+                e=nn.Embedding(11, 6),
+                b=nn.Linear(6, 4),
+            ),
+            WORDS,
+            r"asks for next\(parameters\(\)\).*ask its input or a buffer",
+        ),
         (lambda: torch.jit.trace(nn.Linear(5, 6), ROWS), ROWS, "compiled by torch.jit.*pass the plain one"),
         (
             lambda: Made(lambda s, x: s.b(s.e(x).mean(1)), e=nn.Embedding(11, 6, sparse=True), b=nn.Linear(6, 4)),
@@ -425,3 +473,13 @@ def test_a_weight_that_is_a_buffer_keeps_its_layer() -> None:
     plain[0].register_buffer("weight", weight)
     with pytest.warns(UserWarning, match="keep their width.*: 0"):
         assert grow(plain, ROWS).axes.sizes == {"2": 4}
+
+
+def test_a_task_with_nothing_newborn_tells_what_asks_for_parameters() -> None:
+    net = grow(two(lambda s, x: s.b(s.a(x.to(next(s.parameters()).dtype)))), ROWS, fn="none")
+    net.add_task("0", 2)
+    train(net, ROWS)
+    net.add_task("1", 2)
+    net.train()
+    with pytest.raises(ValueError, match=r"nothing newborn.*next\(parameters\(\)\)"):
+        net(ROWS, 1)

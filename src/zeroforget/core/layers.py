@@ -36,6 +36,12 @@ def unseal(module: nn.Module, like: nn.Module) -> None:
             part.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
 
 
+def bits(module: nn.Module) -> int:
+    """What a module's numbers take."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(t.numel() * t.element_size() * 8 for t in tensors if t.is_floating_point())
+
+
 class FeatureNorm(nn.Module):
     """One task's feature normalization: scale and shift of the features it covers (equation 7)."""
 

@@ -17,7 +17,7 @@ from zeroforget.core.axes import Axes
 from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, replace, replace_kept, set_tensor
 from zeroforget.core.growth import Room
 from zeroforget.core.labels import births_of, label_size
-from zeroforget.core.layers import GrowingLayer, GrowingNorm, seal, tie, unseal
+from zeroforget.core.layers import GrowingLayer, GrowingNorm, bits, seal, tie, unseal
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.tensors import GrowingTensor
 
@@ -138,8 +138,8 @@ class GrowingNetwork(nn.Module):
         norms = list(self._norms())
         return GrowthOverhead(
             masks=mask_bits * len(chosen),
-            feature_norms=sum(_bits(layer.norms[k]) for layer in layers for k in chosen),
-            norms=sum(_bits(norm.tasks[k]) for norm in norms for k in chosen if k > 0),
+            feature_norms=sum(bits(layer.norms[k]) for layer in layers for k in chosen),
+            norms=sum(bits(norm.tasks[k]) for norm in norms for k in chosen if k > 0),
         )
 
     # Learning --------------------------------------------------------------------------------------------------
@@ -274,6 +274,8 @@ class GrowingNetwork(nn.Module):
                 out = self._cached(number)(x)
         except torch.OutOfMemoryError:
             raise
+        except StopIteration as error:
+            raise ValueError(f"the network does not run with nothing newborn: {own.ASKS}") from error
         except RuntimeError as error:
             if tuple(x.shape[1:]) == self.shape:
                 raise
@@ -487,11 +489,6 @@ class GrowingNetwork(nn.Module):
 def _forget_cache(module: nn.Module, _keys: Any) -> None:
     assert isinstance(module, GrowingNetwork)
     module._cache.clear()
-
-
-def _bits(module: nn.Module) -> int:
-    tensors = [*module.parameters(), *module.buffers()]
-    return sum(t.numel() * t.element_size() * 8 for t in tensors if t.is_floating_point())
 
 
 def _key(path: str, name: str) -> str:

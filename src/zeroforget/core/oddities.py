@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.core.axes import CannotGrow
+from zeroforget.core.dense import OWN
 from zeroforget.core.trace import in_eval, without_caches
 
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
@@ -39,6 +40,7 @@ def check_given(net: nn.Module, example: Tensor) -> None:
 
 def refuse_uncopyable(net: nn.Module) -> None:
     """Raise CannotGrow for a network of which no copy can be made that works: proof and growth begin with one."""
+    learned = {id(p) for p in net.parameters()}
     for path, module in net.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise CannotGrow(
@@ -46,10 +48,17 @@ def refuse_uncopyable(net: nn.Module) -> None:
             )
         _refuse_hooks(path, module)
         for name, value in vars(module).items():
+            if name in OWN:
+                continue
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise CannotGrow(
                     f"module '{path}' keeps '{name}', a tensor that gradients flow through, so it cannot be copied: "
                     f"keep {name}.detach() instead, or set it to None before"
+                )
+            if not isinstance(module, nn.RNNBase) and any(id(v) in learned for v in _items(value)):
+                raise CannotGrow(
+                    f"module '{path}' keeps parameters of the network in '{name}', where they would never change: "
+                    "read them from their modules"
                 )
             if _clings(value):
                 raise CannotGrow(
@@ -76,6 +85,11 @@ def _refuse_hooks(path: str, module: nn.Module) -> None:
                 f"module '{path}' computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
                 f"of now with torch.nn.utils.remove_{kind}(module){other}"
             )
+
+
+def _items(value: Any) -> list[Any]:
+    """A value, or all that it lists."""
+    return list(value.values()) if type(value) is dict else list(value) if type(value) in (list, tuple) else [value]
 
 
 def _clings(value: Any) -> bool:

@@ -13,6 +13,8 @@ from zeroforget.core.layers import GrowingLayer, GrowingNorm, widen
 from zeroforget.core.tensors import GrowingTensor
 
 Labels = Mapping[str, tuple[Label, ...]]
+ASKS = "it asks for next(parameters()), but only what is newborn is a parameter; ask its input or a buffer instead"
+"""Why a module of the user's own finds nothing (StopIteration)."""
 
 
 def owners(body: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -52,7 +52,7 @@ def remembered(
 
 def _is_size(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
-        return 0 < len(value) <= 8 and all(v == 1 or _is_size(v) for v in value)
+        return 0 < len(value) <= 8 and all((type(v) is int and v == 1) or _is_size(v) for v in value)
     return isinstance(value, int) and not isinstance(value, bool) and value > 1
 
 

@@ -142,6 +142,7 @@ def _normed_weight(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Lab
         raise Clash("a length that is not that of each output")
     unify(direction[0], length[0])
     w.broadcasts(given["g"])
+    w.remakes(outs[0])
     return [direction]
 
 
@@ -163,7 +164,8 @@ def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     unify(a[-1], b[-2])
     w.couple([a[-1]])
     batch = _broadcast(a[:-2], b[:-2])
-    if w.is_parameter(right) or (w.is_weight(right) and len(b) == 2):
+    inner = w.is_weight(left) and size(a[-2]) > 1  # of two weights one is made, which writes where it is used
+    if not inner and (w.is_parameter(right) or (w.is_weight(right) and len(b) == 2)):
         w.writes(right, b[-1], outs[0])
     out = (*batch, a[-2], b[-1])
     if "mat1" in given or "batch1" in given:

@@ -77,7 +77,7 @@ class Watcher(TorchDispatchMode):
         self._storages: dict[int, list[str]] = {}  # views of an output write to it too
         self._owners: dict[int, str] = {}
         self._fed: set[int] = set()  # what is computed from the input
-        self._sources: dict[int, Tensor] = {}  # what is computed from one parameter alone, and which
+        self._sources: dict[int, list[Tensor]] = {}  # what is computed from parameters alone, and which
         self.named: dict[str, Tensor] = {
             **dict(net.named_parameters(remove_duplicate=False)),
             **dict(net.named_buffers(remove_duplicate=False)),
@@ -113,10 +113,10 @@ class Watcher(TorchDispatchMode):
     def writes(self, weight: Tensor, term: Term, out: Tensor) -> None:
         """A layer's weight computes these features into `out`."""
         path = self.layer(weight)
-        source = self._sources.get(id(weight), weight)
-        for dim, own in enumerate(self.of(source) if self.is_parameter(source) else ()):
-            if own is term:
-                self._writing.setdefault(id(source), set()).add(dim)
+        for source in [weight] if self.is_parameter(weight) else self._sources.get(id(weight), []):
+            for dim, own in enumerate(self.of(source)):
+                if own is term:
+                    self._writing.setdefault(id(source), set()).add(dim)
         if not is_layer(self._modules[self.paths[-1]]):
             self.normalized.add(path)
         if path not in self.layers:
@@ -127,6 +127,10 @@ class Watcher(TorchDispatchMode):
                 axis.writers.append(path)
         self._producers[id(out)] = path
         self._storages.setdefault(out.untyped_storage()._cdata, []).append(path)
+
+    def remakes(self, weight: Tensor) -> None:
+        """Zeros in what this weight is computed from would not be zeros in it: nothing is to start at zero."""
+        self._sources[id(weight)] = []
 
     def broadcasts(self, parameter: Tensor) -> None:
         """Each feature of an activation meets its own number of this parameter: a gain, a position's embedding."""
@@ -164,7 +168,7 @@ class Watcher(TorchDispatchMode):
         return id(tensor) in self._owners
 
     def is_weight(self, tensor: Tensor) -> bool:
-        """Whether the tensor is one of the network's own, or computed from one: transposed, scaled, masked."""
+        """Whether the tensor is one of the network's own, or computed from such: transposed, scaled, masked."""
         return self.is_parameter(tensor) or id(tensor) in self._sources
 
     def couple(self, terms: Iterable[Term]) -> None:
@@ -251,14 +255,13 @@ class Watcher(TorchDispatchMode):
                 self.normalized.add(owner)
 
     def _descend(self, ins: list[Tensor], outs: list[Tensor]) -> None:
-        """Note whether an operator's outputs come from the input, or from a single parameter."""
+        """Note whether an operator's outputs come from the input, or from parameters alone."""
         if any(id(t) in self._fed for t in ins):
             self._fed |= {id(o) for o in outs}
             return
-        found = [self._sources.get(id(t), t) for t in ins if self.is_weight(t)]
-        learned = {id(t): t for t in found if isinstance(t, nn.Parameter)}
-        if len(learned) == 1:
-            self._sources |= {id(o): next(iter(learned.values())) for o in outs if not self.is_parameter(o)}
+        found: list[Tensor] = [s for t in ins for s in self._sources.get(id(t), [t]) if isinstance(s, nn.Parameter)]
+        if found:
+            self._sources |= {id(o): found for o in outs if not self.is_parameter(o)}
 
     def feed(self, example: Tensor) -> None:
         """This is the network's input."""

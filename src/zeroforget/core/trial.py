@@ -15,6 +15,7 @@ from zeroforget.core.labels import Clash, axis_names, births_of
 from zeroforget.core.layers import GrowingLayer, GrowingNorm
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.oddities import hints, wavers
+from zeroforget.core.own import ASKS
 from zeroforget.core.tensors import GrowingTensor
 
 
@@ -32,12 +33,14 @@ class Broke(Exception):
 
 _ATTEMPTS = 12
 _BY = 3  # new features on each axis: of a single one, a ReLU may hide the effect again and again
-ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, Clash)
+ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, StopIteration, Clash)
 """What a network of the wrong width raises."""
 
 
 def short(error: Exception) -> str:
     """An error's first line."""
+    if isinstance(error, StopIteration):
+        return ASKS
     return (str(error).strip() or repr(error)).splitlines()[0][:200]
 
 
@@ -181,6 +184,8 @@ class Trial:
                 handle.remove()
         with torch.no_grad():
             dense = self.net.dense(len(self.net.history) - 1)(self.x) if compare else live.detach()
+        if not dense.isfinite().all():
+            raise Unlike("the wider network computes NaN or infinity" + hints(self.plain))
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
             raise Unlike(
                 "the learning network and its dense form compute different things"
