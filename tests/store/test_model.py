@@ -251,3 +251,16 @@ def test_its_size_and_an_update_are_of_what_is_there_now(copied: Callable[[], Mo
             assert 0 < model.bytes < whole
         else:
             assert [task.name for task in model.ship(tmp_path / "all.zfu")] == ["low"]
+
+
+def test_a_folder_whose_name_was_decomposed_on_its_way_is_whole(tmp_path: Path, data: Path) -> None:
+    """Some file systems keep an accent apart from its letter, and archives made there do, too."""
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "caf\u00e9", **QUICK)
+    (model.path / "tasks" / "001-caf\u00e9").rename(model.path / "tasks" / "001-cafe\u0301")
+    again = open_model(model.path)
+    assert again.verify()
+    assert again.bytes == sum(path.stat().st_size for path in model.path.rglob("[!.]*") if path.is_file())
+    assert learn_more(again, data, "high").number == 2
+    assert again.undo() == "high"
+    assert again.undo() == "caf\u00e9"

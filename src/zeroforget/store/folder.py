@@ -58,8 +58,12 @@ class Folder:
         self.tasks = path / "tasks"
 
     def task(self, facts: TaskFacts) -> Path:
-        """A task's folder."""
-        return self.tasks / facts.folder
+        """A task's folder; one that came by a system which takes accents off their letters is found, too."""
+        place = self.tasks / facts.folder
+        if place.exists():
+            return place
+        same = (name for _, name in self.entries() if unicodedata.normalize("NFC", name) == facts.folder)
+        return self.tasks / next(same, facts.folder)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
