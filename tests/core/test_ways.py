@@ -148,6 +148,12 @@ def rebound() -> nn.Module:
     return net
 
 
+def compiled() -> nn.Module:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
+    net.compile(backend="eager")
+    return net
+
+
 WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
     # Other code reads what a layer would fold its normalization into.
     "weight read": (lambda: two(lambda s, x: s.b(s.a(x).relu()) * s.a.weight.abs().mean()), ROWS, {"a": 6, "b": 4}),
@@ -264,6 +270,12 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
         IMAGES,
         {"c": 6, "e": 4},
     ),
+    "shuffled": (
+        lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.ChannelShuffle(2), nn.Conv2d(6, 4, 6), nn.Flatten()),
+        IMAGES,
+        {"0": 3, "2": 4},
+    ),
+    "compiled": (compiled, ROWS, {"0": 6, "2": 4}),
     # Normalizations.
     "instances": (
         lambda: Made(

@@ -216,6 +216,7 @@ def _unfold(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 def _channel_shuffle(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     lead, rest = split(x[1], int(given["groups"]))
+    w.still(lead)  # a number that is written down
     return [(x[0], product([resolve(rest), resolve(lead)]), *x[2:])]
 
 

@@ -48,7 +48,7 @@ def refuse_uncopyable(net: nn.Module) -> None:
             )
         _refuse_hooks(path, module)
         for name, value in vars(module).items():
-            if name in OWN:
+            if name in OWN or name == "_compiled_call_impl":  # which no copy takes over
                 continue
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise CannotGrow(
