@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.serving.helpers import Running, until
 from tests.store.helpers import learn_more, learned
+from zeroforget.serving import catalog
 from zeroforget.serving.catalog import Catalog
 from zeroforget.store import ModelError, open_model
 
@@ -110,3 +112,31 @@ def test_a_model_without_a_task_waits_for_its_first(tmp_path: Path, data: Path) 
         assert client.ask("/health").json["tasks"] == 0
         model.learn(data / "low", "low", epochs=1, batch_size=16)
         until(lambda: client.predict(picture).status == 200)
+
+
+def test_what_fails_in_memory_is_told_and_tried_again(
+    garden: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch says with a RuntimeError that there is no memory for a moment's second copy."""
+    real = {name: getattr(catalog, name) for name in ("take", "verify")}
+    tried: dict[str, int] = {"take": 0, "verify": 0}
+
+    def failing(name: str) -> Callable[..., object]:
+        def once(*given: object) -> object:
+            tried[name] += 1
+            if tried[name] == 1:
+                raise RuntimeError("can't allocate memory")
+            return real[name](*given)
+
+        return once
+
+    monkeypatch.setattr(catalog, "verify", failing("verify"))
+    served = Catalog(garden, poll_seconds=0.05, verify_seconds=0.1)
+    monkeypatch.setattr(catalog, "take", failing("take"))
+    learn_more(open_model(garden), data, "high")
+    assert not served.look()
+    assert served.trouble == "can't allocate memory"
+    served.start()
+    until(lambda: served.trouble is None and len(served.snapshot.tasks) == 3)
+    until(lambda: served.report is not None and served.report.holds)
+    served.stop()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.store import ModelError, Report, TaskFacts, which
+from zeroforget.store import Report, TaskFacts, which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
 from zeroforget.store.images import decode
@@ -147,10 +147,11 @@ class Catalog:
             return False
         try:
             fresh = self.snapshot if seen == self._seen else take(self.folder)
-        except (ModelError, OSError) as error:
-            if str(error) != self.trouble:
-                log.error("the model before is still served: %s", error)
-            self.trouble = str(error)
+        except Exception as error:  # what is served goes on, also where there is no memory for another
+            why = str(error) or type(error).__name__
+            if why != self.trouble:
+                log.error("the model before is still served: %s", why)
+            self.trouble = why
             return False
         self.trouble, self._seen = None, seen
         if fresh.chain.head == self.snapshot.chain.head:
@@ -186,7 +187,7 @@ class Catalog:
                 return
             try:
                 report = verify(self.folder, {})
-            except (ModelError, OSError) as error:
+            except Exception as error:  # whatever it is, it is tried again
                 log.error("could not verify: %s", error)
             else:
                 # A task that came in between is verified next; a report belongs to the model it speaks of.
