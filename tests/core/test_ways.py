@@ -449,7 +449,7 @@ def listing() -> nn.Module:
     ("make", "x", "message"),
     [
         (pruned, ROWS, r"module '0' is pruned.*prune.remove\(module, 'weight'\)"),
-        (clinging, ROWS, "keeps 'first', a function that holds on to a module.*make it a method"),
+        (clinging, ROWS, "the network keeps 'first', a function that holds on to a module.*make it a method"),
         (listing, ROWS, "keeps parameters of the network in 'read'.*read them from their modules"),
         (
             lambda: Made(

@@ -52,21 +52,25 @@ def refuse_uncopyable(net: nn.Module) -> None:
                 continue
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise CannotGrow(
-                    f"module '{path}' keeps '{name}', a tensor that gradients flow through, so it cannot be copied: "
+                    f"{_called(path)} keeps '{name}', a tensor that gradients flow through, so it cannot be copied: "
                     f"keep {name}.detach() instead, or set it to None before"
                 )
             if not isinstance(module, nn.RNNBase) and any(id(v) in learned for v in _items(value)):
                 raise CannotGrow(
-                    f"module '{path}' keeps parameters of the network in '{name}', where they would never change: "
+                    f"{_called(path)} keeps parameters of the network in '{name}', where they would never change: "
                     "read them from their modules"
                 )
             if _clings(value):
                 raise CannotGrow(
-                    f"module '{path}' keeps '{name}', a function that holds on to a module, as it would in any copy: "
+                    f"{_called(path)} keeps '{name}', a function that holds on to a module, as it would in any copy: "
                     "make it a method, or a module of its own"
                 )
         if isinstance(module, nn.Embedding) and module.sparse:
             raise CannotGrow(f"embedding '{path}' has sparse gradients, which cannot be cut: set its sparse to False")
+
+
+def _called(path: str) -> str:
+    return f"module '{path}'" if path else "the network"
 
 
 def _refuse_hooks(path: str, module: nn.Module) -> None:
@@ -75,14 +79,14 @@ def _refuse_hooks(path: str, module: nn.Module) -> None:
         name = type(hook).__name__
         if isinstance(hook, BasePruningMethod):
             raise CannotGrow(
-                f"module '{path}' is pruned by a hook: make that final with torch.nn.utils.prune.remove(module, "
+                f"{_called(path)} is pruned by a hook: make that final with torch.nn.utils.prune.remove(module, "
                 f"'{hook._tensor_name}') first"
             )
         if type(hook).__module__.startswith("torch.nn.utils.") and name in {"WeightNorm", "SpectralNorm"}:
             kind = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[name]
             other = f" first, or use torch.nn.utils.parametrizations.{kind}" if kind == "weight_norm" else ""
             raise CannotGrow(
-                f"module '{path}' computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
+                f"{_called(path)} computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
                 f"of now with torch.nn.utils.remove_{kind}(module){other}"
             )
 
