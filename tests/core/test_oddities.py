@@ -231,3 +231,34 @@ def test_any_network_can_be_printed() -> None:
     assert repr(net) == f"GrowingNetwork(Attending; tasks: none yet; {sum(net.widths().values())} features)"
     net.add_task("t", 2)
     assert "tasks: 't'" in repr(copy.deepcopy(net))
+
+
+def test_a_network_of_several_inputs_is_told_so() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            out: Tensor = self.linear(x * mask)
+            return out
+
+    with pytest.raises(ValueError, match=r"forward takes \(x, mask\): wrap it"):
+        grow(Two(), torch.randn(2, 5))
+
+
+def test_a_network_that_returns_more_in_training_is_told_so() -> None:
+    class More(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            out = self.linear(x)
+            return (out, x) if self.training else out
+
+    net = grow(More(), torch.randn(2, 5))
+    net.add_task("0", 2)
+    net.train()
+    with pytest.raises(ValueError, match=r"in training mode the network returns tuple.*features alone"):
+        net(torch.randn(2, 5), 0)

@@ -287,7 +287,11 @@ class GrowingNetwork(nn.Module):
 
     def _learning(self, x: Tensor) -> Tensor:
         self._inject()
-        out: Tensor = self.heads[-1](self.body(x))
+        features = self.body(x)
+        if not isinstance(features, Tensor):
+            returned = type(features).__name__
+            raise ValueError(f"in training mode the network returns {returned}; let it return its features alone")
+        out: Tensor = self.heads[-1](features)
         return out
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import CellType, FunctionType
 from typing import Any
 
@@ -25,6 +26,10 @@ def check_given(net: nn.Module, example: Tensor) -> None:
             f"example must be one tensor, a batch of inputs, not {type(example).__name__}: of an array make one with "
             "torch.as_tensor; wrap a network of several inputs in a module that takes one"
         )
+    if (takes := _takes(net, example)) is not None:
+        raise ValueError(
+            f"the network must take one tensor, but its forward takes {takes}: wrap it in a module that does"
+        )
     if example.dim() < 2 or not len(example):
         raise ValueError(f"example must be a batch of inputs, not a tensor of shape {tuple(example.shape)}")
     own = {f"parameter '{name}'": p for name, p in net.named_parameters()}
@@ -36,6 +41,19 @@ def check_given(net: nn.Module, example: Tensor) -> None:
         if not tensor.is_meta and not bool(tensor.isfinite().all()):
             raise CannotGrow(f"{name} holds NaN or infinity: nothing could be proved of what comes out")
     refuse_uncopyable(net)
+
+
+def _takes(net: nn.Module, example: Tensor) -> str | None:
+    """What a network's forward takes, if it cannot do with the example alone."""
+    try:
+        taken = inspect.signature(net.forward)
+    except (TypeError, ValueError):  # it does not tell
+        return None
+    try:
+        taken.bind(example)
+    except TypeError:
+        return f"({', '.join(taken.parameters)})"
+    return None
 
 
 def refuse_uncopyable(net: nn.Module) -> None:
