@@ -10,7 +10,7 @@ from zeroforget.experiments import paper
 from zeroforget.experiments.blank import imagenet
 from zeroforget.experiments.experiment import Experiment
 
-OURS = ("-best", "-ablations", "-accurate")
+OURS = ("-best", "-ablations", "-rewind")
 """What the paper has no table of."""
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
 
