@@ -125,13 +125,7 @@ class Pnn(Method):
 
     def predictor(self, task: int) -> Predictor:
         """The columns up to the task's; never with gradients, so that it always runs the same way."""
-        self.eval()
-
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return self.forward(x, task)
-
-        return predict
+        return torch.no_grad()(super().predictor(task))
 
     def overhead(self) -> Overhead:
         """Every column after the first, less what it shares with that, and all laterals."""
