@@ -232,6 +232,19 @@ def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> No
     assert {r.method for r in load_runs([tmp_path])} == {"finetuning", "pulled"}
 
 
+def test_one_method_that_refuses_the_network_does_not_stop_the_others(tmp_path: Path) -> None:
+    more = '\n[methods.picky]\nmethod = "tests.experiments.helpers:Refusing"\n'
+    experiment = Experiment.load(write_toml(tmp_path, epochs=1, more=more), methods=["picky", "finetuning"])
+    count = Count()
+    with pytest.raises(Failed, match=r"(?s)1 of 2 runs failed, the others are finished:.*picky.*labels are wrong"):
+        run(experiment, tmp_path, watch=count)
+    assert count.failed == ["picky"]
+    assert {r.method for r in load_runs([tmp_path])} == {"finetuning"}
+    with pytest.raises(Failed) as caught:
+        run(Experiment.load(tmp_path / "short.toml", methods=["picky"]), tmp_path)
+    assert "\n" not in str(caught.value)  # of a single run, the reason alone
+
+
 def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     scenario = three_digits()
 

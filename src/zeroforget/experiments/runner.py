@@ -40,6 +40,10 @@ class Failed(ValueError):
     """Some runs of an experiment did not get to their end."""
 
 
+class _Refused(ValueError):
+    """A run that cannot be made: training diverged, say, or the method does not take the network."""
+
+
 def run(
     experiment: Experiment,
     out: Path,
@@ -66,9 +70,12 @@ def run(
     for config in experiment.runs():
         try:
             results.append(run_one(config, out, data, watch))
-        except Diverged as error:
-            failures.append(f"{config.folder}: {error}")
-            watch.run_failed(config, error)
+        except (_Refused, torch.OutOfMemoryError) as error:
+            why = (
+                str(error) if isinstance(error, _Refused) else f"the GPU's memory is full: {str(error).splitlines()[0]}"
+            )
+            failures.append(f"{config.folder}: {why}")
+            watch.run_failed(config, ValueError(why))
     _complain(failures, len(experiment.runs()))
     return results
 
@@ -101,6 +108,8 @@ def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
 
 
 def _complain(failures: list[str], runs: int) -> None:
+    if failures and runs == 1:
+        raise Failed(failures[0])
     if failures:
         more = "\n".join(failures)
         raise Failed(f"{len(failures)} of {runs} runs failed, the others are finished:\n{more}")
@@ -144,8 +153,12 @@ def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario],
         if finished is not None:
             watch.run_done(config, finished, True)
             return finished
+        begun = _Run(config, folder, data(config.scenario), watch)
         with _checkpoints(folder):
-            return _Run(config, folder, data(config.scenario), watch).execute()
+            try:
+                return begun.execute()
+            except ValueError as error:
+                raise _Refused(str(error)) from error
 
 
 @contextmanager
