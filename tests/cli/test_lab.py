@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,21 @@ def test_seeds_device_and_tensorboard(tmp_path: Path) -> None:
     assert len(events) == 2
     assert b"task-2/phase-0/val_accuracy" in events[0].read_bytes()
     assert b"accuracy/average" in events[0].read_bytes()
+
+
+def test_runs_that_are_not_finished_are_named_beside_the_output(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(Experiment.load(write_toml(tmp_path, epochs=1, tasks=2), methods=["pulled", "finetuning"]), out)
+    whole = CliRunner().invoke(app, ["table", str(out), "-f", "csv"])
+    assert whole.stderr == ""
+    (stopped,) = out.rglob("finetuning/seed-0")
+    (stopped / "results.json").unlink()
+    shutil.rmtree(stopped / "tasks" / "001")
+    for words in (["table"], ["archive", "-o", tmp_path / "a.json"], ["report", "-o", tmp_path / "page.html"]):
+        told = CliRunner().invoke(app, [words[0], str(out), *map(str, words[1:])])
+        assert told.exit_code == 0
+        assert told.stderr == "not finished, so left out: finetuning/seed-0 (tasks done: 1)\n"
+    assert "Finetuning" not in CliRunner().invoke(app, ["table", str(out)]).stdout
 
 
 def test_table_in_every_format(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zeroforget.cli.app import app, console
+from zeroforget.cli.app import app, console, errors
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
@@ -76,6 +76,7 @@ def table_command(
     from zeroforget.experiments import tables as made
 
     results = archive.load_all(runs)
+    tell_unfinished(runs)
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
     more = formats.costs_text([made.costs(group) for group in made.groups(results)], style) if costs else ""
@@ -96,8 +97,17 @@ def archive_command(
     from zeroforget.experiments import archive
 
     results = archive.load_all(runs)
+    tell_unfinished(runs)
     archive.save(results, output)
     console.print(f"wrote {len(results)} runs to {output}", soft_wrap=True, highlight=False)
+
+
+def tell_unfinished(runs: list[Path]) -> None:
+    """Say which runs below these folders are left out because they are not finished; beside the output, not in it."""
+    from zeroforget.experiments.results import unfinished
+
+    if left := unfinished(runs):
+        errors.print(f"not finished, so left out: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _put(text: str, output: Path | None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from zeroforget.cli.app import app, console
+from zeroforget.cli.lab import tell_unfinished
 
 
 @app.command()
@@ -27,6 +28,7 @@ def report(
 
     wanted = known_formats(formats.split(","))
     found = archive.load_all(runs)
+    tell_unfinished(runs)
     write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
     console.print(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)", highlight=False, markup=False)
     if figures is not None:
