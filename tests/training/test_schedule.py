@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tests.methods import small_tasks
 from tests.training.test_fit import Scripted, method, task
+from zeroforget.methods import Method
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.joint import Joint
 from zeroforget.methods.registry import build
@@ -19,6 +20,26 @@ from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, FitLog, Progress, Regime
 from zeroforget.training.fit import Epoch
 from zeroforget.training.seeding import seeded
+
+
+class Stop(Exception):
+    """Someone pulled the plug."""
+
+
+def check_resumes(whole: Method, regime: Regime, epoch: int, step: int, folder: Path) -> None:
+    """One that is stopped there and goes on from its folder ends with every bit of the one that learned at once."""
+
+    def stop(progress: Progress) -> None:
+        if (progress.epoch, progress.step) == (epoch, step):
+            raise Stop
+
+    broken = method(type(whole))
+    with seeded("learn"), pytest.raises(Stop):
+        broken.learn(task(), Fit(regime, folder=folder, progress=stop))
+    with seeded("learn"):
+        broken.learn(task(), Fit(regime, folder=folder))
+    after = broken.state_dict()
+    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
 
 
 class Rates(Finetuning):
@@ -108,25 +129,12 @@ def test_who_rewinds_forgets_its_momentum() -> None:
 def test_an_interrupted_run_that_rewinds_ends_with_the_same_bits(tmp_path: Path, cls: type) -> None:
     regime = Regime(lr=0.5, epochs=8, patience=1, options={"momentum": 0.9}, batch_size=18, rewind=True)
 
-    class Stop(Exception):
-        pass
-
-    whole, broken = method(cls), method(cls)
+    whole = method(cls)
     with seeded("learn"):
         log = whole.learn(task(), Fit(regime))
     falls = [k for k in range(1, len(log.epochs)) if log.epochs[k].lr < log.epochs[k - 1].lr]
     assert falls, "no rate fell: the test would tell nothing"
-
-    def stop(progress: Progress) -> None:
-        if progress.epoch == falls[0] and progress.step == 1:
-            raise Stop
-
-    with seeded("learn"), pytest.raises(Stop):
-        broken.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
-    with seeded("learn"):
-        broken.learn(task(), Fit(regime, folder=tmp_path))
-    after = broken.state_dict()
-    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
+    check_resumes(whole, regime, falls[0], 1, tmp_path)
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("best", 2), ("accurate", 1), ("last", 3)])
@@ -148,22 +156,10 @@ def test_a_cosine_interrupted_and_resumed_ends_with_the_same_bits(tmp_path: Path
         lr=0.02, schedule="cosine", warmup=1.5, epochs=5, options=options, keep=keep, batch_size=18, label_smoothing=0.1
     )
 
-    class Stop(Exception):
-        pass
-
-    def stop(progress: Progress) -> None:
-        if progress.epoch == 3 and progress.step == 2:
-            raise Stop
-
-    whole, broken = method(cls), method(cls)
+    whole = method(cls)
     with seeded("learn"):
         whole.learn(task(), Fit(regime))
-    with seeded("learn"), pytest.raises(Stop):
-        broken.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
-    with seeded("learn"):
-        broken.learn(task(), Fit(regime, folder=tmp_path))
-    after = broken.state_dict()
-    assert all(torch.equal(v, after[k]) for k, v in whole.state_dict().items())
+    check_resumes(whole, regime, 3, 2, tmp_path)
 
 
 def test_smoothing_is_that_of_torch_and_leaves_other_heads_alone() -> None:
