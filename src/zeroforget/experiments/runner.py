@@ -71,9 +71,8 @@ def run(
         try:
             results.append(run_one(config, out, data, watch))
         except (_Refused, torch.OutOfMemoryError) as error:
-            why = (
-                str(error) if isinstance(error, _Refused) else f"the GPU's memory is full: {str(error).splitlines()[0]}"
-            )
+            full = isinstance(error, torch.OutOfMemoryError)
+            why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error)
             failures.append(f"{config.folder}: {why}")
             watch.run_failed(config, ValueError(why))
     _complain(failures, len(experiment.runs()))
