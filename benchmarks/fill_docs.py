@@ -124,13 +124,16 @@ def _file(kind: str, names: list[str]) -> str:
 
 
 def headline(files: list[list[Results]]) -> str:
-    """Average accuracies: the best of TFM and what it lost, the paper's, fine-tuning and joint training."""
+    """Average accuracies: TFM and what it lost, the paper's, fine-tuning and joint training.
+
+    TFM is the row of that name; where an experiment has only variants of it, the best of them.
+    """
     head = "| experiment | TFM | forgotten | TFM in the paper | fine-tuning | joint, all data at once |"
     lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for runs in files:
         (table,) = tables.tables(runs)
         found = {row.method: row.average.accuracy for row in table.rows}
-        ours = max((name for name in found if name.startswith("tfm")), key=lambda name: found[name])
+        ours = max((name for name in found if name.startswith("tfm")), key=lambda name: (name == "tfm", found[name]))
         lost = 100 * max(0.0, -min(min(run.forgetting) for run in runs if run.method == ours))
         printed = paper.table_of(runs[0].scenario) if ours == "tfm" else None
         theirs = printed.row("tfm") if printed else None
