@@ -40,7 +40,8 @@ def random_task(args: argparse.Namespace, number: int) -> Task:
         images = torch.randint(256, (count, *args.shape), generator=draw, dtype=torch.uint8)
         return Split(images.to(args.device), torch.randint(CLASSES, (count,), generator=draw).to(args.device))
 
-    prepare = Preparation((0.5,) * 3, (0.25,) * 3)
+    channels = args.shape[0]
+    prepare = Preparation((0.5,) * channels, (0.25,) * channels)
     parts = (split(args.images), split(args.images // 9), split(2 * CLASSES))
     return Task(f"task {number}", tuple(map(str, range(CLASSES))), *parts, prepare)
 
@@ -143,8 +144,8 @@ def main() -> None:
             row["busy"] = busy(lambda side=side: side(4), args)  # type: ignore[misc]
         rows.append(row | {"ratio": row["seconds"] / (rows[0]["seconds"] if rows else row["seconds"])})
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
+        if args.out:  # after every row, so that a run that is cut leaves those it has
+            args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

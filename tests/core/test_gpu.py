@@ -18,6 +18,7 @@ from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick, rectified, wide_products
+from zeroforget.methods import registry
 from zeroforget.nets import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -157,3 +158,9 @@ def test_quick_networks_agree_with_double_precision() -> None:
     # One activation of millions that rounding moves past zero, or past its neighbour, is seen in the whole gradient.
     assert max(errors) < 1e-2
     assert min(errors) < 1e-5
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_only_recorded_steps_are_quick(recorded: bool) -> None:
+    method = registry.build("finetuning", build("lenet", (1, 16, 16)), torch.zeros(2, 1, 16, 16)).to("cuda")
+    assert isinstance(method.computing(recorded), Quick) == recorded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.methods import helpers
+from tests.methods.replay import PlainStep
 from zeroforget.core import quick
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick
 from zeroforget.methods import Method, names
-from zeroforget.training import Regime
+from zeroforget.training import Regime, fit
 
 REGIME = Regime(lr=0.01, epochs=1, batch_size=48)
 
@@ -62,7 +64,7 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
     plain = learned(name, make)
     seen: list[bool] = []
 
-    def computing(self: Method) -> Quick:
+    def computing(self: Method, recorded: bool) -> Quick:
         """As on a GPU."""
         if self._rectified is None:
             self._rectified = quick.rectified(self.net, self.get_buffer("example"))
@@ -76,6 +78,21 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
     assert all(seen) or name == "r-ewc"  # whose layers are rotated, so that no rectifier follows a convolution
     assert seen
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_step_says_whether_it_is_recorded(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    def computing(self: Method, recorded: bool) -> AbstractContextManager[None]:
+        told.append(recorded)
+        return nullcontext()
+
+    monkeypatch.setattr(Method, "computing", computing)
+    monkeypatch.setattr(Regime, "can_capture", lambda self: recorded)
+    monkeypatch.setattr(fit, "CapturedStep", PlainStep)
+    learned("finetuning")
+    assert set(told) == {recorded}
 
 
 def test_copies_look_at_their_own_weights() -> None:

@@ -183,10 +183,13 @@ class Method(nn.Module):
     def before_step(self, done: float) -> None:
         """Before each batch; `done` is the share of the epoch that has passed."""
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """The context in which a step computes its loss: on a GPU, quick twins of common operators."""
+    def computing(self, recorded: bool) -> AbstractContextManager[Any]:
+        """The context in which a step computes its loss: on a GPU, quick twins of common operators.
+
+        They save the GPU's time and cost Python's, which a recorded step spends once and any other one every time.
+        """
         example = self.get_buffer("example")
-        if not example.is_cuda:
+        if not recorded or not example.is_cuda:
             return nullcontext()
         if self._rectified is None:
             self._rectified = rectified(self.net, example)
