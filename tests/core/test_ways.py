@@ -166,6 +166,26 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
         ROWS,
         {"features": 6, "features#2": 4},
     ),
+    "on the left": (
+        lambda: Made(lambda s, x: (s.w @ (s.v @ x.T + s.c).relu()).T, v=matrix(6, 5), w=matrix(4, 6), c=matrix(6, 1)),
+        ROWS,
+        {"features": 6, "features#2": 4},
+    ),
+    "on the left, computed": (
+        lambda: Made(lambda s, x: ((2 * s.w) @ (s.v.T @ x.T).relu()).T, v=matrix(5, 6), w=matrix(4, 6)),
+        ROWS,
+        {"features": 6, "features#2": 4},
+    ),
+    "on the left of pixels": (
+        lambda: Made(lambda s, x: s.b((s.v @ x.flatten(2)).relu().mean(2)), v=matrix(6, 3), b=nn.Linear(6, 4)),
+        IMAGES,
+        {"features": 6, "b": 4},
+    ),
+    "a linear layer's input": (
+        lambda: Made(lambda s, x: s.b(F.linear(s.v, x).T.relu()), v=matrix(6, 5), b=nn.Linear(6, 4)),
+        ROWS,
+        {"features": 6, "b": 4},
+    ),
     "scaled": (
         lambda: Made(lambda s, x: (x @ (2 * s.v)).relu() @ s.w.tanh(), v=matrix(5, 6), w=matrix(6, 4)),
         ROWS,

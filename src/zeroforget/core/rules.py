@@ -82,10 +82,13 @@ def _prelu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 def _linear(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x, (out, into) = w.of(given["input"]), w.of(given["weight"])
     unify(x[-1], into)
-    if w.is_parameter(given["input"]) and x[:-1]:
-        w.still(*x[:-1])
     if given.get("bias") is not None:
         unify(out, w.of(given["bias"])[0])
+    if not w.is_weight(given["weight"]) and len(x) == 2 and w.is_learned(given["input"]):
+        w.writes(given["input"], x[0], outs[0])  # the other way round: a weight's rows with what is computed
+        return [(x[0], out)]
+    if w.is_parameter(given["input"]) and x[:-1]:
+        w.still(*x[:-1])
     w.writes(given["weight"], out, outs[0])
     return [(*x[:-1], out)]
 
@@ -167,6 +170,8 @@ def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     inner = w.is_weight(left) and size(a[-2]) > 1  # of two weights one is made, which writes where it is used
     if not inner and (w.is_parameter(right) or (w.is_weight(right) and len(b) == 2)):
         w.writes(right, b[-1], outs[0])
+    elif not w.is_weight(right) and w.is_learned(left) and size(a[-2]) > 1:
+        w.writes(left, a[-2], outs[0])
     out = (*batch, a[-2], b[-1])
     if "mat1" in given or "batch1" in given:
         for term, own in zip(reversed(out), reversed(w.of(given["self"])), strict=False):

@@ -171,6 +171,10 @@ class Watcher(TorchDispatchMode):
         """Whether the tensor is one of the network's own, or computed from such: transposed, scaled, masked."""
         return self.is_parameter(tensor) or id(tensor) in self._sources
 
+    def is_learned(self, tensor: Tensor) -> bool:
+        """Whether the tensor is one of the network's parameters, or a matrix that is computed from such alone."""
+        return isinstance(tensor, nn.Parameter) or (id(tensor) in self._sources and tensor.dim() == 2)
+
     def couple(self, terms: Iterable[Term]) -> None:
         """A statistic runs over these dimensions."""
         for term in terms:
