@@ -233,6 +233,27 @@ def test_any_network_can_be_printed() -> None:
     assert "tasks: 't'" in repr(copy.deepcopy(net))
 
 
+def test_an_encoder_that_makes_nested_tensors_of_padded_words_is_told_so() -> None:
+    class Padded(nn.Module):
+        def __init__(self, nested: bool) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            layer = nn.TransformerEncoderLayer(8, 2, 10, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+
+        def forward(self, words: Tensor) -> Tensor:
+            out: Tensor = self.encoder(self.embed(words), src_key_padding_mask=words == 0)
+            return out.mean(1)
+
+    words = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 0], [6, 5, 0, 0]])
+    with (
+        pytest.raises(CannotGrow, match=r"encoders \('encoder'\) .* enable_nested_tensor=False"),
+        pytest.warns(UserWarning, match="nested tensors"),
+    ):
+        grow(Padded(nested=True), words)
+    assert grow(Padded(nested=False), words).axes.kept == ()
+
+
 def test_a_network_of_several_inputs_is_told_so() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -21,6 +21,7 @@ from zeroforget.core.grow import grow
 ROWS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 WORDS = torch.arange(28).reshape(4, 7) % 11
+PADDED = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0], [5, 3, 5, 8, 0], [9, 7, 9, 3, 2]])
 Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -110,6 +111,25 @@ class Sequences(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         words = self.embed(x)
         out: Tensor = self.last(self.both(words, words).mean(1))
+        return out
+
+
+class Padded(nn.Module):
+    """Attention that does not look at padding: torch makes a mask for each head of it."""
+
+    def __init__(self, *, weights: bool, causal: bool) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Embedding(11, 8), nn.Linear(8, 4)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.weights, self.causal = weights, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        words, n = self.embed(x), x.shape[1]
+        later = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1) if self.causal else None
+        read, _ = self.attention(
+            words, words, words, key_padding_mask=x == 0, attn_mask=later, need_weights=self.weights
+        )
+        out: Tensor = self.last(read.mean(1))
         return out
 
 
@@ -255,6 +275,9 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
         WORDS,
         {"embed": 2, "both.encoder.layers.0.linear1": 10, "both.decoder.layers.0.linear1": 10, "last": 4},
     ),
+    "padded": (lambda: Padded(weights=False, causal=False), PADDED, {"embed": 2, "last": 4}),
+    "padded, with weights": (lambda: Padded(weights=True, causal=False), PADDED, {"embed": 2, "last": 4}),
+    "padded and causal": (lambda: Padded(weights=False, causal=True), PADDED, {"embed": 2, "last": 4}),
     # One example at a time.
     "vectors": (
         lambda: two(lambda s, x: torch.stack([s.b(s.a(row).relu()) for row in x])),

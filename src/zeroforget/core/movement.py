@@ -85,7 +85,9 @@ def _expand(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     x, shape = w.of(given["self"]), outs[0].shape
     old: list[Term] = [*[1] * (len(shape) - len(x)), *x]
     w.still(*(term for term, n in zip(old, shape, strict=True) if size(term) != n))
-    new = w.of(given["other"]) if "other" in given else tuple(shape)
+    new = list(w.of(given["other"]) if "other" in given else shape)
+    if (heads := w.heads) is not None and len(new) == 4 and old[1] == 1 and new[1] == size(heads):
+        new[1] = heads  # a mask for each of torch's own heads
     return [tuple(term if size(term) == size(n) else n for term, n in zip(old, new, strict=True))]
 
 

@@ -151,7 +151,13 @@ def hints(net: nn.Module) -> str:
         for name, value in vars(module).items()
         if isinstance(value, Tensor)
     ]
+    nested = [p for p, m in net.named_modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
     found = ""
+    if nested:
+        found += (
+            f". Where words are padded, its encoders ({_few(nested)}) compute other things in eval mode than in "
+            "training: make them with enable_nested_tensor=False"
+        )
     if hooked:
         found += f". Its modules have forward hooks ({_few(hooked)}): remove them, or do their work in forward"
     if plain:

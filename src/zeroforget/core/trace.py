@@ -163,6 +163,12 @@ class Watcher(TorchDispatchMode):
         """Whether it is a normalization layer that runs the operator."""
         return is_norm(self._modules[self.paths[-1]])
 
+    @property
+    def heads(self) -> Term | None:
+        """The heads of the nn.MultiheadAttention that runs the operator, if one does and they are known."""
+        is_attention = isinstance(self._modules[self.paths[-1]], nn.MultiheadAttention)
+        return self.attributes.get((self.paths[-1], "num_heads"), (None,))[0] if is_attention else None
+
     def is_parameter(self, tensor: Tensor) -> bool:
         """Whether the tensor is one of the network's own."""
         return id(tensor) in self._owners

@@ -182,8 +182,7 @@ class Trial:
         finally:
             for handle in handles:
                 handle.remove()
-        with torch.no_grad():
-            dense = self.net.dense(len(self.net.history) - 1)(self.x) if compare else live.detach()
+        dense = self._answer() if compare else live.detach()
         if not dense.isfinite().all():
             raise Unlike("the wider network computes NaN or infinity" + hints(self.plain))
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
@@ -205,6 +204,14 @@ class Trial:
                     f"no gradient reaches what '{path}' would learn: its output is cut off (torch.no_grad, detach, "
                     f"numpy). Let gradients pass there, or pass keep=['{path}']"
                 )
+
+    @torch.no_grad()
+    def _answer(self) -> Tensor:
+        try:
+            out: Tensor = self.net.dense(len(self.net.history) - 1)(self.x)
+        except ERRORS as error:
+            raise Unlike(f"the wider network does not run ({short(error)})" + hints(self.plain)) from error
+        return out
 
     def _felt(self, axes: Collection[str]) -> set[str]:
         """Of these axes, those where some gradient of the newest features is not zero."""
