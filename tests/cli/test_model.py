@@ -112,6 +112,26 @@ def test_predictions_for_programs(garden: Path) -> None:
     assert {task["task"] for task in json.loads(output)[0]["tasks"]} == {"low", "middle"}
 
 
+def test_of_a_folder_what_is_no_picture_is_left_out(garden: Path, tmp_path: Path) -> None:
+    folder, model = tmp_path / "inbox", f"{garden}/garden"
+    (folder / "below").mkdir(parents=True)
+    for name in ("notes.txt", "labels.json", "below/clip.mp4", ".DS_Store"):
+        (folder / name).write_bytes(b"no picture")
+    output, code = run(f"zeroforget predict {model} {folder}")
+    assert (code, "no pictures to classify" in output) == (2, True)
+    picture = (garden / "low" / "digit0" / "000.png").read_bytes()
+    (folder / "a.png").write_bytes(picture)
+    (folder / "without ending").write_bytes(picture)
+    command = [*ZEROFORGET, "predict", model, "--json"]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    assert [Path(one["picture"]).name for one in json.loads(done.stdout)] == ["a.png", "without ending"]
+    assert done.stderr == "3 files that are no pictures are left out\n"
+    (folder / "b.heic").write_bytes(b"of a format that is not read")
+    done = subprocess.run([*command, f"{folder}/notes.txt", str(folder)], capture_output=True, text=True, check=False)
+    wrong = [Path(one["picture"]).name for one in json.loads(done.stdout) if "error" in one]
+    assert (done.returncode, wrong) == (1, ["notes.txt", "b.heic"])  # what was named, and what is a picture
+
+
 def test_tasks_and_verify_for_programs(garden: Path) -> None:
     tasks = json.loads(run(f"zeroforget tasks {garden}/garden --json")[0])
     assert [task["name"] for task in tasks] == ["low", "middle"]

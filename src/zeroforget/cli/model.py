@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from zeroforget.cli import predictions
 from zeroforget.cli.app import app, console, errors
+from zeroforget.cli.printing import say, show, table_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.table import Table
 
-    from zeroforget.store import Model, Prediction, Report, TaskFacts, Watch
+    from zeroforget.store import Model, Report, TaskFacts, Watch
     from zeroforget.store.assembly import Addition
     from zeroforget.training import Progress
 
@@ -129,11 +131,6 @@ def _stopped(path: Path, model: Model, task: str) -> str:
     return f"stopped. {kept} {rest}"
 
 
-def say(text: str) -> None:
-    """One line, however long."""
-    console.print(escape(text), highlight=False, soft_wrap=True)
-
-
 @contextmanager
 def _watching(wait: bool) -> Iterator[Watch]:
     """Bars in a terminal, a line now and then elsewhere."""
@@ -219,7 +216,9 @@ def tasks_command(
     if as_json:
         typer.echo(json.dumps([task.to_json() | {"hash": task.hash} for task in opened.tasks], indent=1))
         return
-    table = _table("task", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes", "operations")), "born")
+    table = table_of(
+        "task", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes", "operations")), "born"
+    )
     total = 0
     for task in opened.tasks:
         added = sum(task.born.values())
@@ -228,10 +227,10 @@ def tasks_command(
             escape(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", f"{total} (+{added})",
             f"+{task.bytes:,}", f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
         )  # fmt: skip
-    _show(table)
+    show(table)
     if opened.tasks and (layers or len(opened.tasks[0].born) <= FEW_LAYERS):
         console.print()
-        _show(_layers(opened.tasks))
+        show(_layers(opened.tasks))
     backbone, whole = opened.backbone, opened.bytes
     sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
     library, width = backbone.library, backbone.options.get("width", 1.0)
@@ -241,27 +240,10 @@ def tasks_command(
 
 def _layers(tasks: Sequence[TaskFacts]) -> Table:
     """Features of each layer after each task."""
-    table = _table("features of", *(f">{task.name}" for task in tasks))
+    table = table_of("features of", *(f">{task.name}" for task in tasks))
     for axis in tasks[0].born:
         widths = [sum(task.born.get(axis, 0) for task in tasks[: place + 1]) for place in range(len(tasks))]
         table.add_row(escape(axis), *map(str, widths))
-    return table
-
-
-def _show(table: Table) -> None:
-    """All of it, however wide: a terminal goes on in the next line."""
-    from rich.console import Console
-
-    Console(width=10**6).print(table)
-
-
-def _table(*columns: str) -> Table:
-    """A plain table; a column whose name begins with '>' is set to the right."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(escape(name.lstrip(">")), justify="right" if name.startswith(">") else "left", no_wrap=True)
     return table
 
 
@@ -346,63 +328,22 @@ def predict_command(
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Classify pictures. Exit code 1 if some could not be read."""
+    """Classify pictures. Exit code 1 if some could not be read; of folders, what is no picture is left out."""
     from zeroforget.store import open_model
 
     if as_json and as_csv:
         raise ValueError("predict prints --json or --csv, not both")
-    predictions = open_model(model).predict(_files(pictures), task, top=top)
+    files = predictions.listed(pictures)
+    answers = open_model(model).predict([file for file, _ in files], task, top=top)
+    answers = predictions.of_pictures(answers, [below for _, below in files])
     if as_json:
-        sys.stdout.write(json.dumps([_answer(one) for one in predictions], indent=1, ensure_ascii=False) + "\n")
+        predictions.print_json(answers)
     elif as_csv:
-        _print_csv(predictions)
+        predictions.print_csv(answers)
     else:
-        _print_predictions(predictions, guessed=task is None)
-    if any(one.error for one in predictions):
+        predictions.print_table(answers, guessed=task is None)
+    if any(one.error for one in answers):
         raise typer.Exit(1)
-
-
-def _files(given: list[Path]) -> list[Path]:
-    from zeroforget.store.pictures import files_below
-
-    out = [file for path in given for file in (files_below(path) if path.is_dir() else [path])]
-    if not out:
-        raise ValueError("there are no pictures to classify in what was given")
-    return out
-
-
-def _answer(one: Prediction) -> dict[str, Any]:
-    if one.error is not None:
-        return {"picture": one.source, "error": one.error}
-    out: dict[str, Any] = {"picture": one.source, "task": one.task}
-    if one.tasks:
-        out["tasks"] = [{"task": name, "probability": p} for name, p in one.tasks]
-    return out | {"classes": [{"class": name, "probability": p} for name, p in one.classes]}
-
-
-def _print_csv(predictions: list[Prediction]) -> None:
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["picture", "task", "rank", "class", "probability", "error"])
-    for one in predictions:
-        if one.error is not None:
-            writer.writerow([one.source, "", "", "", "", one.error])
-        for place, (name, p) in enumerate(one.classes, 1):
-            writer.writerow([one.source, one.task, place, name, f"{p:.6f}", ""])
-
-
-def _print_predictions(predictions: list[Prediction], *, guessed: bool) -> None:
-    table = _table("picture", *(["task", ">sure"] if guessed else []), "class", ">", "next")
-    for one in predictions:
-        if one.error is not None:
-            table.add_row(escape(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", escape(one.error))
-            continue
-        (name, p), rest = one.classes[0], one.classes[1:]
-        guess = [escape(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
-        others = ", ".join(f"{other} {100 * q:.1f} %" for other, q in rest)
-        table.add_row(escape(one.source), *guess, escape(name), f"{100 * p:.1f} %", escape(others))
-    _show(table)
 
 
 @app.command("export")

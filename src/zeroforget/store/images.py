@@ -28,8 +28,9 @@ IN_MEMORY = 2**30
 _FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000")
 ENDINGS = frozenset(
     f".{ending}"
-    for ending in "jpg jpeg jpe png gif webp avif bmp tif tiff ppm pgm pbm tga ico jp2 mpo".split()  # noqa: SIM905
+    for ending in "jpg jpeg jpe jfif png gif webp avif bmp tif tiff ppm pgm pbm tga ico jp2 mpo heic heif jxl".split()  # noqa: SIM905
 )
+"""Of pictures, also of formats that are not read here: such a file is told of, others are left out."""
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {

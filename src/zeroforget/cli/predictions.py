@@ -1,0 +1,86 @@
+"""What `zeroforget predict` reads and prints: for people, and as JSON and CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from zeroforget.cli.app import errors
+from zeroforget.cli.printing import show, table_of
+
+if TYPE_CHECKING:
+    from zeroforget.store import Prediction
+
+_NONE = "there are no pictures to classify in what was given"
+
+
+def listed(given: list[Path]) -> list[tuple[Path, bool]]:
+    """All files, and of each whether it was found in a folder, not named itself."""
+    from zeroforget.store.pictures import files_below
+
+    out: list[tuple[Path, bool]] = []
+    for path in given:
+        out += [(file, True) for file in files_below(path)] if path.is_dir() else [(path, False)]
+    if not out:
+        raise ValueError(_NONE)
+    return out
+
+
+def of_pictures(answers: list[Prediction], below: list[bool]) -> list[Prediction]:
+    """All answers but for files that never were pictures and only happened to lie in a folder."""
+    from zeroforget.store.images import ENDINGS
+
+    strange = [
+        found and one.error is not None and Path(one.source).suffix.lower() not in ENDINGS
+        for one, found in zip(answers, below, strict=True)
+    ]
+    if all(strange):
+        raise ValueError(_NONE)
+    if count := sum(strange):
+        what = "1 file that is no picture is" if count == 1 else f"{count} files that are no pictures are"
+        errors.print(f"{what} left out", highlight=False)
+    return [one for one, is_strange in zip(answers, strange, strict=True) if not is_strange]
+
+
+def print_json(predictions: list[Prediction]) -> None:
+    """A list with an object for each picture."""
+    sys.stdout.write(json.dumps([_plain(one) for one in predictions], indent=1, ensure_ascii=False) + "\n")
+
+
+def _plain(one: Prediction) -> dict[str, Any]:
+    if one.error is not None:
+        return {"picture": one.source, "error": one.error}
+    out: dict[str, Any] = {"picture": one.source, "task": one.task}
+    if one.tasks:
+        out["tasks"] = [{"task": name, "probability": p} for name, p in one.tasks]
+    return out | {"classes": [{"class": name, "probability": p} for name, p in one.classes]}
+
+
+def print_csv(predictions: list[Prediction]) -> None:
+    """A row for each class of each picture."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["picture", "task", "rank", "class", "probability", "error"])
+    for one in predictions:
+        if one.error is not None:
+            writer.writerow([one.source, "", "", "", "", one.error])
+        for place, (name, p) in enumerate(one.classes, 1):
+            writer.writerow([one.source, one.task, place, name, f"{p:.6f}", ""])
+
+
+def print_table(predictions: list[Prediction], *, guessed: bool) -> None:
+    """A line for each picture."""
+    table = table_of("picture", *(["task", ">sure"] if guessed else []), "class", ">", "next")
+    for one in predictions:
+        if one.error is not None:
+            table.add_row(escape(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", escape(one.error))
+            continue
+        (name, p), rest = one.classes[0], one.classes[1:]
+        guess = [escape(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
+        others = ", ".join(f"{other} {100 * q:.1f} %" for other, q in rest)
+        table.add_row(escape(one.source), *guess, escape(name), f"{100 * p:.1f} %", escape(others))
+    show(table)
