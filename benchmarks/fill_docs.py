@@ -135,7 +135,7 @@ def headline(files: list[list[Results]]) -> str:
         found = {row.method: row.average.accuracy for row in table.rows}
         ours = max((name for name in found if name.startswith("tfm")), key=lambda name: (name == "tfm", found[name]))
         lost = 100 * max(0.0, -min(min(run.forgetting) for run in runs if run.method == ours))
-        printed = paper.table_of(runs[0].scenario) if ours == "tfm" else None
+        printed = paper.comparable(runs[0].scenario, len(runs[0].tasks)) if ours == "tfm" else None
         theirs = printed.row("tfm") if printed else None
         cells = (found[ours], lost, theirs and theirs.average, found.get("finetuning"), found.get("joint-scratch"))
         figures = " | ".join("–" if cell is None else f"{cell:.1f}" for cell in cells)

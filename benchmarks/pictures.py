@@ -110,7 +110,7 @@ def _across(scale: Scale, top: float, bottom: float) -> list[str]:
 def averages(runs: Runs) -> str:
     """The average accuracy of every method, best first, its spread over seeds, and the paper's figure if it has one."""
     (table,) = tables.tables(runs)
-    printed = paper.table_of(runs[0].scenario)
+    printed = paper.comparable(runs[0].scenario, len(runs[0].tasks))
     rows = sorted(table.rows, key=lambda row: -row.average.accuracy)
     theirs = {row.method: row.average for row in printed.rows} if printed else {}
     values = [row.average.accuracy + side * (row.average.spread or 0) for row in rows for side in (-1, 1)]

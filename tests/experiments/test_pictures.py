@@ -46,10 +46,15 @@ def test_averages_stand_best_first_and_further_right_the_better() -> None:
     assert "theirs" not in picture.split("</style>")[1]
 
 
-def test_the_papers_figure_stands_beside_ours_where_it_has_one() -> None:
-    picture = pictures.averages(runs("tiny-imagenet/random"))
+def test_the_papers_figure_stands_beside_ours_where_it_has_one_for_as_many_tasks() -> None:
+    ten = [[0.9] * t for t in range(1, 11)]
+    like = [results(method, 0, ten, "tiny-imagenet/random") for method in ("tfm", "joint", "finetuning")]
+    picture = pictures.averages(like)
     assert "the paper's figure" in words(picture)
     assert picture.split("</style>")[1].count('class="theirs"') == 4  # three methods and the legend
+    assert "theirs" not in pictures.averages(runs("tiny-imagenet/random")).split("</style>")[1]  # of two tasks
+    theirs = [fill_docs.headline([each]).splitlines()[-1].split(" | ")[3] for each in (like, runs(like[0].scenario))]
+    assert theirs == ["56.0", "–"]  # of tab:tiny_imagenet_random
 
 
 def test_courses_end_in_the_average_and_their_labels_do_not_overlap() -> None:

@@ -77,6 +77,12 @@ def table_of(scenario: str) -> PaperTable | None:
     return next((table for table in tables() if table.scenario == scenario), None)
 
 
+def comparable(scenario: str, tasks: int) -> PaperTable | None:
+    """The same, if it is of so many tasks: figures of a scenario that was cut otherwise say nothing about ours."""
+    found = table_of(scenario)
+    return found if found is not None and len(found.tasks) == tasks else None
+
+
 @cache
 def _data() -> dict[str, Any]:
     values: dict[str, Any] = json.loads(resources.files(__package__).joinpath("paper.json").read_text())

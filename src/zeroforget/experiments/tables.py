@@ -134,19 +134,18 @@ def groups(runs: Iterable[Results]) -> list[list[Results]]:
 def _table(group: Sequence[Results], beside_paper: bool) -> Table:
     first = group[0]
     _check_tasks(group)
-    printed = paper.table_of(first.scenario)
-    fits = printed is not None and len(printed.tasks) == len(first.tasks)
-    start = printed.average_from if printed is not None and fits else 1
+    printed = paper.comparable(first.scenario, len(first.tasks))
+    start = printed.average_from if printed is not None else 1
     methods = by_method(group)
     rows = _bold([_row(runs, start) for runs in methods])
     notes = _lacking(methods)
-    if beside_paper and printed is None:
-        notes += (f"The paper has no table for {first.scenario}.",)
-    elif beside_paper and printed is not None and not fits:
-        notes += (f"The paper's table for {first.scenario} has {len(printed.tasks)} tasks, not {len(first.tasks)}.",)
-    elif beside_paper and printed is not None:
+    if beside_paper and printed is not None:
         rows = _beside(rows, printed)
         notes += (f"The paper's figures: {printed.label} ({printed.title}).",)
+    elif beside_paper and (other := paper.table_of(first.scenario)) is not None:
+        notes += (f"The paper's table for {first.scenario} has {len(other.tasks)} tasks, not {len(first.tasks)}.",)
+    elif beside_paper:
+        notes += (f"The paper has no table for {first.scenario}.",)
     average = "Avg." if start == 1 else f"Avg. ({start}+)"
     return Table(f"{first.scenario} · {first.network}", (*first.names, average), tuple(rows), notes)
 
