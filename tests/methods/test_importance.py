@@ -59,12 +59,15 @@ def test_equals_a_loop_over_samples(power: str, memory: int) -> None:
 class Branching(nn.Module):
     """Looks at a number to decide what to compute, which cannot be done for many samples at once."""
 
+    calls = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(64, 3), nn.Linear(64, 3)])
 
     def forward(self, x: Tensor) -> Tensor:
         """Bright images go one way, dark ones the other."""
+        self.calls += 1
         out: Tensor = self.layers[int(x.mean() > 0)](x.flatten(1))
         return out
 
@@ -72,7 +75,8 @@ class Branching(nn.Module):
 def test_what_cannot_run_together_runs_sample_by_sample() -> None:
     model, (x, y) = Branching(), batch()
     names = [name for name, _ in model.named_parameters()]
-    found = per_sample_moments(model, names, [(x, y)], negative_log_likelihood)
+    found = per_sample_moments(model, names, [(x[:4], y[:4]), (x[4:], y[4:])], negative_log_likelihood)
+    assert model.calls == len(x) + 1  # together once, in vain
     for name, p in model.named_parameters():
         losses = [F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))]
         gradients = [torch.autograd.grad(loss, p, materialize_grads=True)[0] for loss in losses]

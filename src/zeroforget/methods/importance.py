@@ -71,13 +71,18 @@ def per_sample_moments(
         outputs: Tensor = functional_call(model, parameters, (x.unsqueeze(0), *args))
         return objective(outputs[0], y)
 
+    together = True
+
     def gradients(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        try:
-            together: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))(values, x, y)
-            return together
-        except RuntimeError:  # some networks cannot run for many samples at once: those that look at a number, say
-            each = [grad(one)(values, *sample) for sample in zip(x, y, strict=True)]
-            return {name: torch.stack([found[name] for found in each]) for name in values}
+        nonlocal together
+        if together:
+            try:
+                found: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))(values, x, y)
+                return found
+            except RuntimeError:  # some networks cannot run for many samples at once: those that look at a number, say
+                together = False
+        each = [grad(one)(values, *sample) for sample in zip(x, y, strict=True)]
+        return {name: torch.stack([found[name] for found in each]) for name in values}
 
     total = {name: torch.zeros_like(value) for name, value in values.items()}
     memory = room(next(iter(values.values())).device) if memory is None else memory
