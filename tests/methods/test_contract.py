@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.memory import peak
 from tests.methods import helpers
-from zeroforget.methods import find, names
+from zeroforget.methods import TaskSpec, find, names
 from zeroforget.methods.registry import options
 
 NAMES = names()
@@ -61,6 +61,16 @@ def test_interrupted_and_resumed_is_bit_equal(name: str, tmp_path: Path) -> None
     assert state.keys() == done.states[1].keys()
     for tensor, value in state.items():
         assert torch.equal(value, done.states[1][tensor]), tensor
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epoch_saves_all_that_learns_and_no_head_of_another_task(name: str) -> None:
+    method = helpers.make(name, helpers.plain_net)
+    for spec in (TaskSpec("one", 2), TaskSpec("two", 3)):
+        method.add_task(spec)
+    saved = method.moving()
+    assert {p.data_ptr() for p in method.trainable() if p.requires_grad} <= {t.data_ptr() for t in saved.values()}
+    assert any(n.startswith("heads.0.") for n in saved) == (name in {"finetuning", "joint"})  # which save everything
 
 
 @pytest.mark.parametrize("name", ZERO_FORGETTING)

@@ -39,9 +39,7 @@ class Alone(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The same, with the network's statistics."""
-        newest = len(self.heads) - 1
-        own = (f"columns.{newest}.", f"heads.{newest}.")
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(own)}
+        return self.tensors_of(f"columns.{len(self.columns) - 1}", self.newest_head())
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """Through the task's own network."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from zeroforget.methods.registry import keywords
+from zeroforget.methods.registry import keywords, nearest
 
 
 def known_key(key: str, known: Collection[str], where: str) -> None:
     """Raise ValueError unless the key is a known one."""
-    if key in known:
-        return
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise ValueError(f"{where} has no key '{key}'{hint} (its keys: {', '.join(known) or 'none'})")
+    if key not in known:
+        raise ValueError(f"{where} has no key '{key}'{nearest(key, known)} (its keys: {', '.join(known) or 'none'})")
 
 
 def arguments(function: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +10,7 @@ from typing import Any, get_type_hints
 
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.disk import damaged, read_json, write_json
+from zeroforget.methods.registry import nearest
 
 FILE = "results.json"
 _REMEDY = "delete it and run the experiment again: it is made anew from the tasks that the run's folder holds"
@@ -138,8 +138,7 @@ class Results:
         """The inverse of `to_dict`; ValueError names the field that is not what it should be."""
         known = {f.name for f in fields(Results)}
         if unknown := sorted(values.keys() - known):
-            near = difflib.get_close_matches(unknown[0], known, n=1)
-            raise ValueError(f"results have no field '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+            raise ValueError(f"results have no field '{unknown[0]}'{nearest(unknown[0], known)}")
         hints = get_type_hints(Results)
         typed = {name: conform(value, hints[name], f"field '{name}'") for name, value in values.items()}
         try:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zeroforget.experiments import paper
+from zeroforget.experiments.experiment import defaults
 from zeroforget.experiments.results import Results, deviation, mean
+from zeroforget.methods import registry
 
 TITLES = {
     "finetuning": "Finetuning",
@@ -197,9 +199,6 @@ def _check_alike(method: str, runs: Sequence[Results]) -> None:
 
 def _in_force(results: Results, name: str) -> Any:
     """A part of a run's configuration; what came with a later version had its default before."""
-    from zeroforget.experiments.experiment import defaults  # seldom needed, and it brings torch with it
-    from zeroforget.methods import registry
-
     own = getattr(results, name)
     if not isinstance(own, dict):
         return own

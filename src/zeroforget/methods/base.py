@@ -176,6 +176,15 @@ class Method(nn.Module):
         """All tensors that training may change: saved each epoch, put back to those of the best one."""
         return dict(self.state_dict())
 
+    def tensors_of(self, *parts: str) -> dict[str, Tensor]:
+        """Those tensors of the state that belong to these modules, or are these parameters, given by their paths."""
+        inside = tuple(f"{part}." for part in parts)
+        return {name: t for name, t in self.state_dict().items() if name.startswith(inside) or name in parts}
+
+    def newest_head(self) -> str:
+        """The path of the head that is being learned."""
+        return f"heads.{len(self.heads) - 1}"
+
     def capture_key(self) -> object:
         """What a recorded step depends on beside its tensors: another key, another recording."""
         return None

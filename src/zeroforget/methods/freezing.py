@@ -63,9 +63,7 @@ class Freezing(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """What `trainable` covers, and the network's statistics while it still learns."""
-        newest = f"heads.{len(self.heads) - 1}."
-        kept = (newest,) if self.frozen else ("net.", newest)
-        return {name: t for name, t in self.state_dict().items() if name.startswith(kept)}
+        return self.tensors_of(*(() if self.frozen else ("net",)), self.newest_head())
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """The head on the features; no gradient is computed for what is frozen."""

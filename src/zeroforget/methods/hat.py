@@ -125,9 +125,7 @@ class Hat(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The same, statistics included."""
-        last = len(self.specs) - 1
-        names = ("net.", f"heads.{last}.")
-        return {n: t for n, t in self.state_dict().items() if n.startswith(names) or n == f"embeddings.{last}"}
+        return self.tensors_of("net", f"embeddings.{len(self.specs) - 1}", self.newest_head())
 
     def train_task(self, task: Task, fit: Fit) -> FitLog:
         """What older tasks need stands still meanwhile."""

@@ -97,7 +97,7 @@ class Imm(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The network and the newest head."""
-        return {n: t for n, t in self.state_dict().items() if n.startswith(("net.", f"heads.{len(self.heads) - 1}."))}
+        return self.tensors_of("net", self.newest_head())
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Keep this task's weights, then write the merged ones into the network."""

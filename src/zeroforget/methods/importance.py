@@ -252,8 +252,7 @@ class Anchored(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The network and the newest head: importance, anchor and old heads stand still while a task is learned."""
-        newest = f"heads.{len(self.heads) - 1}."
-        return {n: t for n, t in self.state_dict().items() if n.startswith(("net.", newest))}
+        return self.tensors_of("net", self.newest_head())
 
     def overhead(self) -> Overhead:
         """Importance and anchor, while a task is learned; nothing to serve."""

@@ -157,7 +157,7 @@ class PackNet(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The network and the newest head."""
-        return {n: t for n, t in self.state_dict().items() if n.startswith(("net.", f"heads.{len(self.heads) - 1}."))}
+        return self.tensors_of("net", self.newest_head())
 
     def after_backward(self) -> None:
         """Weights that may not move have no say in the gradient's norm."""

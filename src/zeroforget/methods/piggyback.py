@@ -117,8 +117,7 @@ class Piggyback(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The network (for its normalization), the real masks and the newest head."""
-        prefixes = ("net.", "real.", f"heads.{len(self.heads) - 1}.")
-        return {n: t for n, t in self.state_dict().items() if n.startswith(prefixes)}
+        return self.tensors_of("net", "real", self.newest_head())
 
     def switches(self) -> dict[str, Tensor]:
         """Which weights are on for the task being learned."""

@@ -105,8 +105,7 @@ class Pnn(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The same, statistics included."""
-        prefixes = tuple(f"{name}." for name in self._learning())
-        return {name: t for name, t in self.state_dict().items() if name.startswith(prefixes)}
+        return self.tensors_of(*self._learning())
 
     # Use -------------------------------------------------------------------------------------------------------
 

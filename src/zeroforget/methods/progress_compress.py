@@ -121,7 +121,7 @@ class ProgressCompress(Method):
     def _learning(self) -> dict[str, nn.Module]:
         if self._progressing:
             return {"active": self.active, "laterals": self.laterals, "active_head": self.active_head}
-        return {"net": self.net, f"heads.{len(self.heads) - 1}": self.heads[-1]}
+        return {"net": self.net, self.newest_head(): self.heads[-1]}
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """The active column while it progresses, the knowledge base while it is compressed."""
@@ -130,8 +130,7 @@ class ProgressCompress(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The same, statistics included."""
-        prefixes = tuple(f"{name}." for name in self._learning())
-        return {name: t for name, t in self.state_dict().items() if name.startswith(prefixes)}
+        return self.tensors_of(*self._learning())
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy; then KL(active ‖ base) + λ/2 · ‖θ − θ*‖² under γF* (section 3)."""

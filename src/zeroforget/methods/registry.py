@@ -7,7 +7,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,10 +42,14 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
         return _foreign(name), {}
     own = _own()
     if name not in own:
-        near = difflib.get_close_matches(name, own, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise ValueError(f"no method '{name}'{hint} (zeroforget methods lists all)")
+        raise ValueError(f"no method '{name}'{nearest(name, own)} (zeroforget methods lists all)")
     return own[name]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """For the message about a word that is not known: the one that was probably meant, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _foreign(name: str) -> type[Method]:
@@ -82,8 +86,6 @@ def build(name: str, net: nn.Module, example: Tensor, **chosen: Any) -> Method:
     known = options(cls)
     for key in chosen:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
             has = ", ".join(known) or "none"
-            raise ValueError(f"method '{name}' has no option '{key}'{hint} (its options: {has})")
+            raise ValueError(f"method '{name}' has no option '{key}'{nearest(key, known)} (its options: {has})")
     return cls(net, example, **(implied | chosen))

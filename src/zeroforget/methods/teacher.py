@@ -101,8 +101,7 @@ class Taught(Method):
 
     def moving(self) -> dict[str, Tensor]:
         """The network and the newest head."""
-        newest = f"heads.{len(self.heads) - 1}."
-        return {n: t for n, t in self.state_dict().items() if n.startswith(("net.", newest))}
+        return self.tensors_of("net", self.newest_head())
 
     def overhead(self) -> Overhead:
         """A second network, while a task is learned."""
