@@ -1,5 +1,17 @@
-"""`python -m zeroforget` is the command `zeroforget`."""
+"""The command `zeroforget`, also as `python -m zeroforget`. It imports nothing before it can be stopped quietly."""
 
-from zeroforget.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Load the command line and run it."""
+    try:
+        from zeroforget import cli
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

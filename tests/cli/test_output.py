@@ -106,6 +106,24 @@ def test_a_stop_after_the_task_was_written_says_so(
     assert "stopped, but 'more' had been learned: it is in" in output
 
 
+@pytest.mark.parametrize("module", ["zeroforget.cli", "typer", "zeroforget.cli.serve", "torch"])
+def test_ctrl_c_is_quiet_from_the_first_moment(module: str) -> None:
+    """Whatever is being imported when it comes."""
+    stopping = (
+        "import sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == '{module}': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from zeroforget.__main__ import main\n"
+        "main()\n"
+    )
+    words = [sys.executable, "-c", stopping, "tasks", "garden"]
+    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert told.returncode == 130
+    assert told.stderr in {"stopped\n", ""}
+
+
 def test_a_damaged_model_has_no_hash_to_compare(garden: Path, tmp_path: Path) -> None:
     shutil.copytree(garden / "garden", tmp_path / "m")
     (tmp_path / "m" / "tasks" / "001-low" / "born.safetensors").write_bytes(b"")

@@ -21,9 +21,9 @@ for _module in pkgutil.iter_modules(__path__):
 
 def main() -> None:
     """Run a command; a mistake of the user's is one plain sentence and exit code 2, not a stack trace."""
-    _print_anything()
-    warnings.filterwarnings("ignore", module="PIL")  # of odd metadata; what cannot be used is told by us
     try:
+        _print_anything()
+        warnings.filterwarnings("ignore", module="PIL")  # of odd metadata; what cannot be used is told by us
         app()
     except (ValueError, OSError) as error:
         errors.print(f"[bold red]error:[/] {escape(_sentence(error))}", highlight=False, soft_wrap=True)
