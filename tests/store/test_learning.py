@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,9 @@ from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
 from zeroforget import nets
 from zeroforget.core.grow import grow
 from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, files, open_model
-from zeroforget.store.facts import Backbone, task_name
+from zeroforget.store.facts import Backbone
 from zeroforget.store.folder import TRAINING
+from zeroforget.store.names import task_name
 from zeroforget.store.network import example, plain_network
 from zeroforget.store.options import default_network
 from zeroforget.training import Diverged, Progress
@@ -193,7 +195,25 @@ def test_mistakes_are_said_and_change_nothing(trained: Path, data: Path, mistake
     assert tree(trained) == before
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../up", ".dot", "x" * 65, "new\nline"])
+ODD_NAMES = [
+    "",
+    "a/b",
+    "../up",
+    ".dot",
+    "x" * 65,
+    "new\nline",
+    "a:b",
+    "a*",
+    "'a'",
+    "a\0",
+    "\u0301a",
+    "a \u0301b",
+    "a-\u0301",
+]
+ODD_NAMES += ["a\u200db", "a\u200c", "\u200da", "a\u202eb", "a\u20dd", "\ufeffa", "\u0915\u200d\u0915", "\u0643\u200c"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
 def test_names_that_cannot_name_a_folder(trained: Path, data: Path, name: str) -> None:
     with pytest.raises(ModelError, match="cannot name a task"):
         open_model(trained).learn(data / "high", name)
@@ -209,6 +229,30 @@ def test_names_of_any_script(tmp_path: Path, data: Path) -> None:
     model.learn(data / "low", "zwölf Blüten", **QUICK)
     assert model.tasks[0].folder == "001-zwölf_Blüten"
     assert open_model(tmp_path / "m").predict(data / "low" / "digit0" / "000.png", "zwölf Blüten")[0].classes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "\u0939\u093f\u0928\u094d\u0926\u0940 \u092b\u0942\u0932",  # Hindi: vowel signs and a virama
+        "\u0e14\u0e2d\u0e01\u0e44\u0e21\u0e49",  # Thai: a tone mark
+        "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd",  # Hebrew: points
+        "x\u0304 1",  # no letter is composed of these
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian: parted inside a word
+        "\u0d15\u0d23\u0d4d\u200d",  # Malayalam: a joiner after a virama
+        "\u845b\U000e0100",  # Japanese: a variant of a letter
+    ],
+)
+def test_names_with_marks_that_no_letter_is_composed_of(tmp_path: Path, data: Path, name: str) -> None:
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", unicodedata.normalize("NFD", name), **QUICK)
+    kept = unicodedata.normalize("NFC", name)
+    assert [folder.name for folder in (tmp_path / "m" / "tasks").iterdir()] == [f"001-{kept.replace(' ', '_')}"]
+    again = open_model(tmp_path / "m")
+    assert (again.tasks[0].name, again.task(name).name) == (kept, kept)
+    assert again.verify()
+    with pytest.raises(ModelError, match="already"):
+        again.learn(data / "low", name)
 
 
 def test_a_first_task_that_fails_leaves_no_model(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _growth(text: str) -> float | list[float]:
 
 def _stopped(path: Path, model: Model, task: str) -> str:
     from zeroforget.store import ModelError
-    from zeroforget.store.facts import kept_name
+    from zeroforget.store.names import kept_name
 
     before = len(model.tasks)
     with suppress(ModelError, OSError):

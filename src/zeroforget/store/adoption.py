@@ -23,10 +23,11 @@ from zeroforget.nets import libraries
 from zeroforget.store.change import changing
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import Backbone, ModelFacts, TaskFacts, task_name
+from zeroforget.store.facts import Backbone, ModelFacts, TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, _backbone, _Learning, now
+from zeroforget.store.names import task_name
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from zeroforget.core.axes import Care
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.fields import NEWEST, VERSION, Fields, sealed, unsealed
+from zeroforget.store.names import folder_name, is_task_name
 
 MOST_CLASSES = 100_000
 MOST_PIXELS = 512
@@ -19,34 +19,8 @@ MOST_SEED = 2**63
 MOST_WIDTH = 16
 """Of a network of ours, as a share of the published one."""
 LEAST_STD = 1e-6
-_NAME_BYTES = 240
-"""A folder's name may have 255, and a number and '.undone-' may come before the task's."""
-_NAME = re.compile(r"\w[\w .-]{0,63}")
 _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
 _LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-
-
-def kept_name(name: str) -> str:
-    """A name as it is kept: letters with accents are composed, and nothing is around it."""
-    return unicodedata.normalize("NFC", name.strip())
-
-
-def task_name(name: str) -> str:
-    """A task's name as it is kept; it must be able to name a folder on any system."""
-    name = kept_name(name)
-    if not _NAME.fullmatch(name):
-        raise ModelError(
-            f"'{name}' cannot name a task: use letters, digits, spaces, '-', '_' and '.', at most 64 of them, "
-            "the first a letter or digit"
-        )
-    if (size := len(name.encode())) > _NAME_BYTES:
-        raise ModelError(f"'{name}' cannot name a task: it has {size} bytes in UTF-8, and {_NAME_BYTES} are the most")
-    return name
-
-
-def folder_name(number: int, name: str) -> str:
-    """The name of a task's folder."""
-    return f"{number:03d}-{name.replace(' ', '_')}"
 
 
 @dataclass(frozen=True)
@@ -255,7 +229,8 @@ class TaskFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
         _kind(fields, "zeroforget task")
-        name = fields.text("name", most=64, like=_NAME)
+        if not is_task_name(name := fields.text("name", most=64)):
+            raise fields.wrong("name", "is none that a task can have")
         classes = fields.texts("classes", least=2, most=MOST_CLASSES)
         if len(set(classes)) != len(classes):
             raise fields.wrong("classes", "names a class twice")

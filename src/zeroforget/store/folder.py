@@ -17,8 +17,9 @@ from torch import Tensor
 
 from zeroforget.store import files
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts, kept_name
+from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
 from zeroforget.store.fields import read_bytes, read_sealed, sha256
+from zeroforget.store.names import kept_name
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
 TASK, MODEL = "task.json", "model.json"

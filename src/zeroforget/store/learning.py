@@ -26,10 +26,11 @@ from zeroforget.store import files, which
 from zeroforget.store.assembly import addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.change import changing
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, folder_name, task_name, text_of
+from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
 from zeroforget.store.images import Shape
+from zeroforget.store.names import folder_name, task_name
 from zeroforget.store.network import (
     environment,
     example,
