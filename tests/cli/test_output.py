@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.cli.tutorial import run
@@ -144,6 +145,24 @@ def test_hidden_files_and_folders_are_not_classified(garden: Path, tmp_path: Pat
 def test_one_form_at_a_time(garden: Path) -> None:
     output, code = run(f"zeroforget predict {garden}/garden --json --csv {garden}/low")
     assert (code, "--json or --csv, not both" in output) == (2, True)
+
+
+def test_learn_computes_with_as_many_threads_as_asked_for(
+    garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def learn(*_: object, **__: object) -> None:
+        seen.append(torch.get_num_threads())
+        raise ValueError("seen")
+
+    monkeypatch.setattr(Model, "learn", learn)
+    before = torch.get_num_threads()
+    run(f"zeroforget learn {tmp_path}/m {garden}/low --task low --threads {before + 1}")
+    run(f"zeroforget learn {tmp_path}/m {garden}/low --task low")
+    assert (seen, torch.get_num_threads()) == ([before + 1, before], before)
+    output, code = run(f"zeroforget learn {tmp_path}/m {garden}/low --task low --threads 0")
+    assert (code, "--threads" in output) == (2, True)
 
 
 def test_receive_tells_how_a_first_model_comes() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
@@ -15,6 +19,20 @@ app = typer.Typer(
 )
 console = Console()
 errors = Console(stderr=True)
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]
+
+
+@contextmanager
+def computing_with(threads: int | None) -> Iterator[None]:
+    """So many of torch's threads inside, and as many as before outside."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if threads is None else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _version(wanted: bool) -> None:

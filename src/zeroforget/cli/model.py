@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from zeroforget.cli import predictions
-from zeroforget.cli.app import app, console, errors
+from zeroforget.cli.app import Threads, app, computing_with, console, errors
 from zeroforget.cli.printing import say, show, table_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def learn_command(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse unreadable pictures and small classes.")] = False,
     finish: Annotated[bool, typer.Option("--finish", help="Take the best of an interrupted training.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    threads: Threads = None,
     wait: Wait = True,
 ) -> None:
     """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
@@ -71,7 +72,7 @@ def learn_command(
         flip=flip, shift=shift, strict=strict, finish=finish, device=device,
     )  # fmt: skip
     opened = open_model(model)
-    with _watching(wait) as watch:
+    with computing_with(threads), _watching(wait) as watch:
         try:
             facts = opened.learn(pictures, task, options=options, watch=watch)
         except KeyboardInterrupt:

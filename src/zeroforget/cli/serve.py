@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import app, errors
+from zeroforget.cli.app import Threads, app, computing_with, errors
 
 
 @app.command("serve")
@@ -23,15 +23,11 @@ def serve_command(
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait at once.")] = 256,
     batch: Annotated[int, typer.Option(min=1, help="Pictures classified together at most.")] = 64,
     memory: Annotated[float, typer.Option(help="MiB of tasks' own networks that are kept ready.")] = 1024,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")
-    ] = None,
+    threads: Threads = None,
     poll: Annotated[float, typer.Option(help="Seconds between looks at the folder for new tasks.")] = 1.0,
 ) -> None:
     """Serve a model's tasks over HTTP, with a page at /. A task learned meanwhile appears by itself."""
     import logging
-
-    import torch
 
     try:
         from zeroforget.serving import Settings, serve
@@ -43,15 +39,14 @@ def serve_command(
         upload=_whole("upload", upload, 2**20), pixels=_whole("pixels", pixels, 10**6), queue=queue, batch=batch,
         memory=_whole("memory", memory, 2**20), poll_seconds=poll,
     )  # fmt: skip
-    if threads is not None:
-        torch.set_num_threads(threads)
 
     def ready(address: str) -> None:
         typer.echo(f"serving {model} at {address}")
         if not is_loopback(host):
             errors.print("whoever reaches this address can use the model: there is no password", highlight=False)
 
-    serve(model, host=host, port=port, settings=settings, ready=ready)
+    with computing_with(threads):
+        serve(model, host=host, port=port, settings=settings, ready=ready)
 
 
 def _whole(name: str, given: float, unit: int) -> int:
