@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_help_answers_without_loading_torch() -> None:
     code = "import sys, zeroforget.cli; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, "importing the command line loads torch"
+
+
+def test_extras_that_are_named_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = [*SOURCE.rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    named = {name for text in texts for name in re.findall(r"zeroforget\[(\w+)\]", text.read_text(encoding="utf-8"))}
+    assert "serve" in named <= set(extras)
 
 
 def imports(path: Path) -> set[str]:

@@ -232,7 +232,7 @@ def _libraries() -> tuple[Any, Any]:
         runtime = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise ModelError(
-            f"export to ONNX needs {error.name}; install it with: pip install 'zeroforget[export]'. "
+            f"export to ONNX needs {error.name}; install it with: pip install 'zeroforget[onnx]'. "
             "'--format torch' needs nothing more"
         ) from error
     return onnx, runtime
