@@ -88,6 +88,15 @@ def test_vgg_tiny_is_vgg_without_three_convolutions_and_a_pool() -> None:
     assert (dropped.count(nn.Conv2d), dropped.count(nn.MaxPool2d)) == (3, 1)
 
 
+def test_vgg_may_begin_as_torchvisions() -> None:
+    torch.manual_seed(0)
+    for layer in nets.build("vgg16-tiny", (3, 32, 32), width=0.25, start="torchvision").modules():
+        if isinstance(layer, nn.Conv2d):
+            assert layer.weight.std().item() == pytest.approx((2 / (9 * layer.weight.shape[0])) ** 0.5, rel=0.1)
+        if isinstance(layer, nn.Linear):
+            assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)  # 0.01 at full width
+
+
 def test_vgg_with_batch_norm() -> None:
     torch.manual_seed(0)
     net = nets.build("vgg16-tiny", (3, 16, 16), width=0.1, norm="batch")
@@ -155,6 +164,8 @@ def test_errors() -> None:
         nets.build("vgg16", (3, 64, 64), nrom="batch")
     with pytest.raises(ValueError, match="norm 'none' or 'batch'"):
         nets.build("vgg16", (3, 64, 64), norm="layer")
+    with pytest.raises(ValueError, match="vgg16 has start 'he' or 'torchvision', not 'zero'"):
+        nets.build("vgg16", (3, 64, 64), start="zero")
 
 
 @pytest.mark.parametrize("name", nets.names())
@@ -200,6 +211,6 @@ def test_counting_draws_no_random_numbers() -> None:
 
 
 def test_options_are_read_from_the_signature() -> None:
-    assert list(nets.options("vgg16")) == ["width", "dropout", "norm"]
+    assert list(nets.options("vgg16")) == ["width", "dropout", "norm", "start"]
     assert list(nets.options("resnet50")) == ["width", "dropout"]
     assert nets.options("lenet")["dropout"].default == 0.5
