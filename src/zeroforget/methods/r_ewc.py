@@ -38,6 +38,8 @@ class Rotation(nn.Module):
     def forward(self, turned: Tensor) -> Tensor:
         """W = U₂ W' U₁ᵀ."""
         outward, inward = self.bases
+        if turned.is_meta:  # where nothing is computed there is no autocast either
+            return _both_sides(outward, turned, inward)
         with torch.autocast(turned.device.type, enabled=False):  # two turns in bfloat16 would blur the weight
             return _both_sides(outward, turned, inward)
 
