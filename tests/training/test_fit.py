@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,25 @@ def test_last_weights_that_are_infinite_are_not_kept_even_if_no_validation_image
     learner.script = [1.0]
     with pytest.raises(Diverged, match="a weight became -inf in epoch 1"):
         learner.learn(task(), Fit(Regime(epochs=1, keep="last", batch_size=54)))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda loss: 0.5, "not 0.5"),
+        (lambda loss: loss.detach(), r"not a tensor \(\) without one"),
+        (lambda loss: loss.expand(3), r"not a tensor \(3,\)"),
+    ],
+)
+def test_a_loss_that_no_step_can_follow_is_told(returned: Callable[[Tensor], object], words: str) -> None:
+    class Odd(Finetuning):
+        def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+            return returned(super().loss(x, y, task))  # type: ignore[return-value]
+
+    learner = method(Odd)
+    with pytest.raises(ValueError, match=rf"Odd\.loss must return one number with a gradient, {words}"):
+        learner.learn(task(), Fit(Regime(epochs=1)))
+    assert not learner.specs
 
 
 def test_bad_data_is_refused_before_anything_changes() -> None:

@@ -346,6 +346,7 @@ class _Loop:
             loss = self.learner.loss(x, y.to(self.device), self.index)
         self.learner.share = None
         if self.optimizer is not None:
+            _check_loss(self.learner, loss)
             self.optimizer.zero_grad()
             loss.backward()
             self.learner.after_backward()
@@ -457,6 +458,13 @@ class _Loop:
         if self.optimizer is not None:
             restore_optimizer(self.optimizer, part["optimizer"], facts["optimizer"])
             self._set_lr()
+
+
+def _check_loss(learner: Learner, loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        found = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        without = " without one" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+        raise ValueError(f"{type(learner).__name__}.loss must return one number with a gradient, not {found}{without}")
 
 
 def _sizes(images: int, batch: int) -> list[int]:
