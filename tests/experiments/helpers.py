@@ -100,6 +100,46 @@ class Refusing(Method):
         raise ValueError("labels are wrong")
 
 
+class Misspelt(Method):
+    """A mistake in somebody's own code."""
+
+    def end_task(self, task: Task, fit: object) -> None:
+        """There is no such attribute."""
+        self.anchorr.zero_()  # type: ignore[operator, union-attr]
+
+
+class Hasty(Method):
+    """Never calls the base class's `__init__`."""
+
+    def __init__(self, net: nn.Module, example: Tensor) -> None:
+        self.rate = 1.0
+
+
+class Blind(Method):
+    """Wants no example."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net, torch.zeros(2, 1, 8, 8))
+
+
+class Late(Method):
+    """Makes a tensor where replay does not come by."""
+
+    def end_task(self, task: Task, fit: object) -> None:
+        """A buffer more."""
+        self.register_buffer(f"late{len(self.specs)}", torch.zeros(3))
+
+
+def classifier(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A network that wants to know more than it is told."""
+    return nn.Sequential(tiny_net(shape), nn.Linear(8, classes))
+
+
+def placed(*, where: str, root: Path | None) -> Scenario:
+    """A scenario that must be told something."""
+    return three_digits()
+
+
 class Exploding(Method):
     """Diverges on the second task."""
 

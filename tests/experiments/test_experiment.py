@@ -22,6 +22,8 @@ def load(text: str, tmp_path: Path, **kwargs: object) -> Experiment:
 
 
 BASE = 'scenario = "digits/5"\nnetwork = "small"\n'
+OTHER = 'network = "{}"\nscenario = "{}"\nmethods = ["finetuning"]\n'
+HELPERS = "tests.experiments.helpers"
 
 
 def test_a_short_file_gets_the_papers_regime(tmp_path: Path) -> None:
@@ -73,7 +75,18 @@ def test_options_in_force_include_defaults(tmp_path: Path) -> None:
         ("seeds = [1, 1]\n" + BASE + "[methods.ewc]\n", "different numbers"),
         ('seeds = ["a"]\n' + BASE + "[methods.ewc]\n", "seeds must be tuple"),
         ("a = = b", "not valid TOML"),
-        (BASE + 'methods = ["nowhere.at.all:Method"]\n', "cannot find method 'nowhere.at.all:Method'"),
+        (
+            BASE + 'methods = ["nowhere.at.all:Method"]\n',
+            "cannot find 'nowhere.at.all:Method': No module named 'nowhere'",
+        ),
+        (BASE + 'methods = ["nowhere/mine.py:Near"]\n', "give the module, not its file, such as nowhere.mine:Near"),
+        (BASE + f'methods = ["{HELPERS}:Pulledd"]\n', "has no 'Pulledd'; did you mean 'Pulled'?"),
+        (BASE + f'methods = ["{HELPERS}:Blind"]\n', "cannot be called with (net, example, *, options): too many"),
+        (
+            OTHER.format(f"{HELPERS}:classifier", "digits/5"),
+            "(shape, *, options): missing a required argument: 'classes'",
+        ),
+        (OTHER.format("small", f"{HELPERS}:placed"), "(*, options): missing a required argument: 'where'"),
         (BASE + 'methods = ["collections:OrderedDict"]\n', "not a subclass"),
         ('network = "math:nothing"\nscenario = "digits/5"\nmethods = ["ewc"]\n', "cannot find 'math:nothing'"),
     ],
@@ -82,6 +95,26 @@ def test_mistakes_are_named(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         load(text, tmp_path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "words"),
+    [
+        ("own_1", "import no_such_thing\n", ValueError, "'own_1' was found, but imports 'no_such_thing', which is not"),
+        ("own_2", "from torch import no_such_thing\n", ImportError, "cannot import name 'no_such_thing'"),
+        ("own_3", "import torch\ntorch.no_such_thing\n", AttributeError, "module 'torch' has no attribute"),
+        ("own_4", "", ValueError, "cannot find 'own_4:Near': 'own_4' has no 'Near'"),
+    ],
+)
+def test_a_mistake_in_ones_own_module_is_not_taken_for_another_name(
+    name: str, text: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module lies in the current folder, wherever the command does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(error, match=words):
+        load(BASE + f'methods = ["{name}:Near"]\n', tmp_path)
 
 
 @pytest.mark.parametrize(

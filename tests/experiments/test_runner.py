@@ -55,6 +55,7 @@ class Count(Watch):
     def __init__(self) -> None:
         self.steps = self.tasks = self.repeated = 0
         self.failed: list[str] = []
+        self.why: list[str] = []
 
     def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
         self.steps += 1
@@ -67,6 +68,7 @@ class Count(Watch):
 
     def run_failed(self, config: RunConfig, error: Exception) -> None:
         self.failed.append(config.choice.label)
+        self.why.append(str(error))
 
 
 def comparable(results: list[Results]) -> list[dict[str, Any]]:
@@ -243,6 +245,36 @@ def test_one_method_that_refuses_the_network_does_not_stop_the_others(tmp_path: 
     with pytest.raises(Failed) as caught:
         run(Experiment.load(tmp_path / "short.toml", methods=["picky"]), tmp_path)
     assert "\n" not in str(caught.value)  # of a single run, the reason alone
+
+
+def test_a_mistake_in_one_methods_code_does_not_stop_the_others_and_is_shown_whole(tmp_path: Path) -> None:
+    more = '\n[methods.own]\nmethod = "tests.experiments.helpers:Misspelt"\n'
+    path, count = write_toml(tmp_path, epochs=1, more=more), Count()
+    with pytest.raises(
+        Failed, match=r"(?s)1 of 2 runs failed.*Traceback.*self\.anchorr\.zero_.*no attribute 'anchorr'"
+    ):
+        run(Experiment.load(path, methods=["own", "finetuning"]), tmp_path, watch=count)
+    assert count.failed == ["own"]
+    assert count.why == ["AttributeError: 'Misspelt' object has no attribute 'anchorr'"]
+    assert {r.method for r in load_runs([tmp_path])} == {"finetuning"}
+    with pytest.raises(AttributeError, match="no attribute 'anchorr'"):  # alone: as Python shows it
+        run(Experiment.load(path, methods=["own"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        ("Hasty", r"Hasty\.__init__ must begin with super\(\)\.__init__\(net, example\)"),
+        ("Late", "method 'own': tensor 'late1' was saved, but the method has none of that name. Make it in __init__"),
+    ],
+)
+def test_a_method_of_ones_own_that_could_not_go_on_is_told_at_its_first_task(
+    cls: str, words: str, tmp_path: Path
+) -> None:
+    path = write_toml(tmp_path, epochs=1, more=f'\n[methods.own]\nmethod = "tests.experiments.helpers:{cls}"\n')
+    with pytest.raises(Failed, match=words):
+        run(Experiment.load(path, methods=["own"]), tmp_path)
+    assert not list(tmp_path.rglob("task.json"))
 
 
 def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:

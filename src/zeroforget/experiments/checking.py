@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +25,16 @@ def arguments(function: Callable[..., Any], given: Mapping[str, Any], where: str
         known_key(key, known, where)
         checked[key] = conform(value, hints.get(key, Any), f"{where}: {key}")
     return checked
+
+
+def can_be_called(function: Callable[..., Any], order: str, options: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError unless the function takes what comes in this `order` ("net, example", say) and these options."""
+    places = order.split(", ") if order else []
+    try:
+        inspect.signature(function).bind(*places, **options)
+    except TypeError as error:
+        wanted = f"({', '.join([*places, '*, options'])})"
+        raise ValueError(f"{where} cannot be called with {wanted}: {error}") from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import torch
 
 from zeroforget import nets
-from zeroforget.experiments.checking import arguments, conform, known_key
+from zeroforget.experiments.checking import arguments, can_be_called, conform, known_key
 from zeroforget.experiments.parts import NamedPart, check_network, check_scenario
 from zeroforget.experiments.search import SearchSettings
 from zeroforget.methods import registry
@@ -250,6 +250,7 @@ def _choices(tables: Mapping[str, Mapping[str, Any]], where: str) -> tuple[Choic
             n for n, p in registry.options(cls).items() if p.default is p.empty and n not in options | implied
         ]:
             raise ValueError(f"{place} lacks '{missing[0]}', which has no default")
+        can_be_called(cls, "net, example", options, f"{place}: '{method}'")
         choices.append(Choice(label, method, options))
         _try_out(choices[-1], place)
     return tuple(choices)

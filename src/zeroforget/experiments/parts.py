@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from zeroforget import nets
 from zeroforget.data import Scenario, scenario
 from zeroforget.data.collection import Progress
 from zeroforget.data.scenarios import check_seed, plan
-from zeroforget.experiments.checking import arguments, conform
+from zeroforget.experiments.checking import arguments, can_be_called, conform
+from zeroforget.methods.registry import imported
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class NamedPart:
 def check_scenario(part: NamedPart, where: str) -> None:
     """Raise ValueError for a scenario, or an option of one, that is not there."""
     if ":" in part.name and not part.name.startswith("folder:"):
-        arguments(_foreign(part.name), part.options, where)
+        function = _foreign(part.name)
+        arguments(function, part.options, where)
+        root = {"root": None} if _takes_root(function) else {}
+        can_be_called(function, "", root | part.options, f"{where}: '{part.name}'")
         return
     check_seed(conform(part.options.get("seed", 0), int, f"{where}: seed"))
     plan(_wanted(part))
@@ -48,11 +51,15 @@ def make_scenario(part: NamedPart, root: Path | None = None, progress: Progress 
     if ":" not in part.name or part.name.startswith("folder:"):
         return scenario(_wanted(part), seed=part.options.get("seed", 0), root=root, progress=progress)
     function = _foreign(part.name)
-    place = {"root": root} if "root" in inspect.signature(function).parameters else {}
+    place = {"root": root} if _takes_root(function) else {}
     made = function(**place | part.options)
     if not isinstance(made, Scenario):
         raise ValueError(f"'{part.name}' returned {type(made).__name__}; a scenario function returns a Scenario")
     return made
+
+
+def _takes_root(function: Callable[..., Any]) -> bool:
+    return "root" in inspect.signature(function).parameters
 
 
 def _wanted(part: NamedPart) -> str | dict[str, Any]:
@@ -63,7 +70,9 @@ def _wanted(part: NamedPart) -> str | dict[str, Any]:
 
 def check_network(part: NamedPart, where: str) -> None:
     """Raise ValueError for a network or an option that is not there."""
-    arguments(_foreign(part.name) if ":" in part.name else nets.find(part.name).factory, part.options, where)
+    function = _foreign(part.name) if ":" in part.name else nets.find(part.name).factory
+    arguments(function, part.options, where)
+    can_be_called(function, "shape", part.options, f"{where}: '{part.name}'")
 
 
 def make_network(part: NamedPart, shape: tuple[int, int, int]) -> nn.Module:
@@ -77,11 +86,7 @@ def make_network(part: NamedPart, shape: tuple[int, int, int]) -> nn.Module:
 
 
 def _foreign(name: str) -> Callable[..., Any]:
-    path, _, attribute = name.partition(":")
-    try:
-        value = getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot find '{name}': {error}; give it as package.module:function") from error
+    value = imported(name, "function")
     if not callable(value):
         raise ValueError(f"'{name}' is not a function")
     function: Callable[..., Any] = value

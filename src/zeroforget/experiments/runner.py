@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
+import json
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.parts import NamedPart, make_network, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
-from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, save_task
+from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
 from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method, registry
 from zeroforget.training import Diverged, Fit, FitLog, Progress, logits
@@ -42,6 +44,10 @@ class Failed(ValueError):
 
 class _Refused(ValueError):
     """A run that cannot be made: training diverged, say, or the method does not take the network."""
+
+
+class _Broken(_Refused):
+    """A run that met a mistake in somebody's code: all that Python says of it."""
 
 
 def run(
@@ -71,10 +77,12 @@ def run(
         try:
             results.append(run_one(config, out, data, watch))
         except (_Refused, torch.OutOfMemoryError) as error:
+            if isinstance(error, _Broken) and error.__cause__ is not None and len(experiment.runs()) == 1:
+                raise error.__cause__ from None
             full = isinstance(error, torch.OutOfMemoryError)
             why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error)
             failures.append(f"{config.folder}: {why}")
-            watch.run_failed(config, ValueError(why))
+            watch.run_failed(config, ValueError(why.splitlines()[-1]))
     _complain(failures, len(experiment.runs()))
     return results
 
@@ -158,6 +166,10 @@ def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario],
                 return begun.execute()
             except ValueError as error:
                 raise _Refused(str(error)) from error
+            except (OSError, MemoryError, torch.OutOfMemoryError, SafetensorError):
+                raise
+            except Exception as error:  # the others shall not wait for it to be mended
+                raise _Broken(traceback.format_exc().rstrip()) from error
 
 
 @contextmanager
@@ -237,6 +249,8 @@ class _Run:
         else:
             lr = carried(method, [r["log"]["notes"] for r in records], self.config.regime.lr)
             log = self._learn(method, index, lr, None)
+        if index == 0 and ":" in self.config.choice.method:
+            self._try_replay(method)
         record = self._evaluate(method, index, [*(r["logits"] for r in records)])
         record |= {"index": index, "name": task.name, "classes": len(task.classes), "log": log.to_dict()}
         # A task that was interrupted counts the epochs it had finished.
@@ -246,6 +260,14 @@ class _Run:
         self.log.write("task", task=index, name=task.name, accuracy=record["accuracy"], seconds=record["seconds"])
         self.watch.task_done(self.config, record)
         return method, record
+
+    def _try_replay(self, method: Method) -> None:
+        """What somebody's method saves must fit when its tasks are replayed: else no run of it could ever go on."""
+        with seeded("replay", self.config.seed):
+            twin = self._build()
+            twin.replay(json.loads(json.dumps(method.structure())))
+        advice = "Make it in __init__ or in add_task, which are called again when a run goes on; or override replay too"
+        load_tensors(twin, dict(method.state_dict()), f"method '{self.config.choice.label}'", advice)
 
     def _search(self, method: Method, index: int) -> tuple[Method, FitLog]:
         start = self.config.choice.all_options().get(method.tradeoff) if method.tradeoff else None

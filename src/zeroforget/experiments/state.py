@@ -32,6 +32,7 @@ FIGURES: dict[str, Any] = {
 }
 """What a run notes of a finished task."""
 _REMEDY = "delete the run's folder and start it again"
+_OTHER = f"It was begun with another version of the method or the network: {_REMEDY}"
 
 
 def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
@@ -76,19 +77,18 @@ def load_method(folder: Path, method: Method) -> None:
 
 
 @torch.no_grad()
-def load_tensors(method: Method, saved: dict[str, torch.Tensor], where: str) -> None:
+def load_tensors(method: Method, saved: dict[str, torch.Tensor], where: str, advice: str = _OTHER) -> None:
     """Copy tensors by name; the first that does not fit is named."""
     own = method.state_dict()
-    other = f". It was begun with another version of the method or the network: {_REMEDY}"
     for name in sorted(own.keys() | saved.keys()):
         if name not in saved:
-            raise ValueError(f"{where}: tensor '{name}' is missing from what was saved{other}")
+            raise ValueError(f"{where}: tensor '{name}' is missing from what was saved. {advice}")
         if name not in own:
-            raise ValueError(f"{where}: tensor '{name}' was saved, but the method has none of that name{other}")
+            raise ValueError(f"{where}: tensor '{name}' was saved, but the method has none of that name. {advice}")
         if own[name].shape != saved[name].shape or own[name].dtype != saved[name].dtype:
             raise ValueError(
                 f"{where}: tensor '{name}' was saved as {tuple(saved[name].shape)} {saved[name].dtype}, "
-                f"but the method has {tuple(own[name].shape)} {own[name].dtype}{other}"
+                f"but the method has {tuple(own[name].shape)} {own[name].dtype}. {advice}"
             )
     for name, tensor in own.items():
         tensor.copy_(saved[name])

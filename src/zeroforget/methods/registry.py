@@ -7,7 +7,9 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,14 +55,32 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _foreign(name: str) -> type[Method]:
-    path, _, attribute = name.partition(":")
-    try:
-        value = getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot find method '{name}': {error}; give it as package.module:Class") from error
+    value = imported(name, "Class")
     if not (inspect.isclass(value) and issubclass(value, Method)):
         raise ValueError(f"'{name}' is not a subclass of zeroforget.Method")
     return value
+
+
+def imported(name: str, kind: str) -> Any:
+    """What `package.module:Name` is the name of; the module may also lie in the current folder.
+
+    A mistake inside the module is shown as Python shows it.
+    """
+    path, _, attribute = name.partition(":")
+    if path.endswith(".py"):
+        meant = path.removesuffix(".py").replace("/", ".")
+        raise ValueError(f"cannot find '{name}': give the module, not its file, such as {meant}:{attribute}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{path}.".startswith(f"{error.name}."):
+            raise ValueError(f"'{path}' was found, but imports '{error.name}', which is not installed") from error
+        raise ValueError(f"cannot find '{name}': {error}; give it as package.module:{kind}") from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"cannot find '{name}': '{path}' has no '{attribute}'{nearest(attribute, vars(module))}")
+    return getattr(module, attribute)
 
 
 def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
@@ -88,4 +108,7 @@ def build(name: str, net: nn.Module, example: Tensor, **chosen: Any) -> Method:
         if key not in known:
             has = ", ".join(known) or "none"
             raise ValueError(f"method '{name}' has no option '{key}'{nearest(key, known)} (its options: {has})")
-    return cls(net, example, **(implied | chosen))
+    made = cls(net, example, **(implied | chosen))
+    if not hasattr(made, "specs"):
+        raise ValueError(f"{cls.__name__}.__init__ must begin with super().__init__(net, example)")
+    return made
