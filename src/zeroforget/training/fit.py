@@ -255,7 +255,7 @@ class _Loop:
 
     def is_behind(self, count: int) -> bool:
         """Whether fewer epochs are done than that; after an interruption there may be more."""
-        return len(self.log.epochs) < count and not self.log.stopped
+        return len(self.log.epochs) < count
 
     def undo(self) -> None:
         """Put back the weights from before the first epoch."""
