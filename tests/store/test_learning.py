@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import unicodedata
 from collections.abc import Callable
@@ -229,6 +230,19 @@ def test_names_of_any_script(tmp_path: Path, data: Path) -> None:
     model.learn(data / "low", "zwölf Blüten", **QUICK)
     assert model.tasks[0].folder == "001-zwölf_Blüten"
     assert open_model(tmp_path / "m").predict(data / "low" / "digit0" / "000.png", "zwölf Blüten")[0].classes
+
+
+def test_where_nothing_may_be_written_no_model_is_spoken_of_that_is_not_there(
+    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("zeroforget.store.files.make", read_only)
+    with pytest.raises(ModelError, match=r"^no model can be made in \S+: it is on a read-only file system$"):
+        open_model(tmp_path / "m").learn(data / "low", "low", **QUICK)
+    with pytest.raises(ModelError, match=r"^\S+ cannot be changed: .* still work\. The model is as it was$"):
+        open_model(trained).learn(data / "high", "high", **LATER)
 
 
 @pytest.mark.parametrize(

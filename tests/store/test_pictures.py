@@ -67,7 +67,7 @@ def test_unreadable_pictures_are_skipped_counted_and_refused_above_a_twentieth(t
     said = notes(tmp_path)
     assert "000.png is empty" in said
     assert "1 of 48 pictures cannot be read and are skipped" in said
-    assert "1 files that are no pictures" in said
+    assert "1 file that is no picture is left out" in said
     with pytest.raises(ModelError, match="strict"):
         notes(tmp_path, strict=True)
     for number in range(1, 4):

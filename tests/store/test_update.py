@@ -14,7 +14,7 @@ import pytest
 
 from tests.store.helpers import QUICK, learn_more, tree
 from zeroforget.core.grow import grow
-from zeroforget.store import Model, ModelError, open_model
+from zeroforget.store import Model, ModelError, files, open_model
 from zeroforget.store.facts import Backbone
 from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.network import example, plain_network
@@ -167,6 +167,21 @@ def test_a_full_disk_is_told_and_leaves_no_file(trained: Path, tmp_path: Path, m
         with pytest.raises(ModelError, match=r"u\.zfu could not be written: the disk is full; make room"):
             open_model(trained).ship(tmp_path / "u.zfu")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"u.zfu": b"an older one"}
+
+
+def test_a_place_where_nothing_may_be_written_is_told(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: object, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    model = open_model(trained)
+    monkeypatch.setattr(files, "write", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(
+        ModelError, match=r"u\.zfu could not be written: that is a read-only file system; write it else"
+    ):
+        model.ship(tmp_path / "u.zfu")
 
 
 def test_a_device_or_pipe_is_not_replaced(trained: Path, tmp_path: Path) -> None:

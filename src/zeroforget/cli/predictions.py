@@ -34,6 +34,7 @@ def listed(given: list[Path]) -> list[tuple[Path, bool]]:
 def of_pictures(answers: list[Prediction], below: list[bool]) -> list[Prediction]:
     """All answers but for files that never were pictures and only happened to lie in a folder."""
     from zeroforget.store.images import ENDINGS
+    from zeroforget.store.pictures import left_out
 
     strange = [
         found and one.error is not None and Path(one.source).suffix.lower() not in ENDINGS
@@ -42,8 +43,7 @@ def of_pictures(answers: list[Prediction], below: list[bool]) -> list[Prediction
     if all(strange):
         raise ValueError(_NONE)
     if count := sum(strange):
-        what = "1 file that is no picture is" if count == 1 else f"{count} files that are no pictures are"
-        errors.print(f"{what} left out", highlight=False)
+        errors.print(left_out(count), highlight=False)
     return [one for one, is_strange in zip(answers, strange, strict=True) if not is_strange]
 
 

@@ -74,15 +74,22 @@ def told(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        there = (folder / "model.json").exists()
+        reading = "; predict, tasks, verify and export still work" if there else ""
         reasons = {
             errno.ENOSPC: "the disk is full; make room and try again",
             errno.EDQUOT: "the quota is used up; make room and try again",
             errno.EFBIG: "a file would be larger than allowed; raise the limit and try again",
-            errno.EROFS: "it is on a read-only file system; predict, tasks, verify and export still work",
-            errno.EACCES: "it may not be written by this user; predict, tasks, verify and export still work",
-            errno.EPERM: "it may not be written by this user; predict, tasks, verify and export still work",
+            errno.EROFS: f"it is on a read-only file system{reading}",
+            errno.EACCES: f"it may not be written by this user{reading}",
+            errno.EPERM: f"it may not be written by this user{reading}",
             errno.EIO: "the disk reports an error; look to your disk, and to a copy of the model",
         }
         if error.errno not in reasons:
             raise
-        raise ModelError(f"{folder} cannot be changed: {reasons[error.errno]}. The model is as it was") from error
+        why = reasons[error.errno]
+        raise ModelError(
+            f"{folder} cannot be changed: {why}. The model is as it was"
+            if there
+            else f"no model can be made in {folder}: {why}"
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zeroforget.store import files
@@ -13,6 +13,13 @@ from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, TRAINING
 from zeroforget.store.lock import NAME
 
+_REASONS = {
+    errno.ENOSPC: "the disk is full; make room, or write it elsewhere",
+    errno.EDQUOT: "the disk is full; make room, or write it elsewhere",
+    errno.EROFS: "that is a read-only file system; write it elsewhere",
+    errno.EACCES: "this user may not write there; write it elsewhere",
+    errno.EPERM: "this user may not write there; write it elsewhere",
+}
 _OWN = {MODEL, "tasks", TRAINING, NAME}
 
 
@@ -26,11 +33,11 @@ def output(out: Path, model: Path, ending: str = ".part") -> Iterator[Path]:
         aside.replace(out)
         files.sync(out.parent)
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        why = "the disk is full; make room, or write it elsewhere" if full else error.strerror or str(error)
+        why = _REASONS.get(error.errno or 0) or error.strerror or str(error)
         raise ModelError(f"{out} could not be written: {why}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing may be written nothing is there to remove
+            aside.unlink(missing_ok=True)
 
 
 def check_output(out: Path, model: Path) -> None:

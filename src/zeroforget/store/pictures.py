@@ -128,7 +128,7 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
     if bad:
         notes.append(f"{len(bad)} of {total} pictures cannot be read and are skipped")
     if pictures.ignored:
-        notes.append(f"{len(pictures.ignored)} files that are no pictures are left out")
+        notes.append(left_out(len(pictures.ignored)))
     if len(listing.classes) < 2:
         raise ModelError(f"{listing.folder} holds one class, '{listing.classes[0]}'; a task needs at least two")
     lone = [name for name, n in zip(listing.classes, counts, strict=True) if n < 2]
@@ -146,6 +146,11 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
         most, least = (listing.classes[counts.index(n)] for n in (max(counts), min(counts)))
         notes.append(f"uneven classes: {most} has {max(counts)} pictures, {least} has {min(counts)}")
     return notes
+
+
+def left_out(count: int) -> str:
+    """What is said of files that never were pictures."""
+    return f"{'1 file that is no picture is' if count == 1 else f'{count} files that are no pictures are'} left out"
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
