@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.methods import helpers
 from zeroforget.data import Task
 from zeroforget.methods.ewc import Ewc
-from zeroforget.training import Regime
+from zeroforget.methods.importance import fisher, samples_of
+from zeroforget.training import Fit, Regime
+from zeroforget.training.seeding import generator
 
 
 def linear_net() -> nn.Module:
@@ -61,6 +64,30 @@ def test_importance_is_the_mean_over_tasks_and_the_anchor_is_the_last_place() ->
     two = fisher_by_hand(method, 1, second)
     torch.testing.assert_close(method.importance["1.weight"], (one + two) / 2, rtol=1e-4, atol=1e-9)
     assert torch.equal(method.anchor["1.weight"], method.net[1].weight)
+
+
+@pytest.mark.parametrize("labels", ["true", "sampled"])
+def test_the_options_are_those_of_the_fisher_information(labels: str) -> None:
+    task, fit = helpers.tasks()[0], Fit(Regime(epochs=1), seed=5)
+    method = Ewc(linear_net(), helpers.EXAMPLE, samples=30, labels=labels)
+    method.learn(task, fit)
+    draws = generator("fisher", 5, 0)
+    data = list(samples_of(task, fit, 0, 30))
+    found = fisher(method, ["net.1.weight"], data, 0, labels=labels, draws=draws)["net.1.weight"]
+    torch.testing.assert_close(method.importance["1.weight"], found)
+    other = fisher(method, ["net.1.weight"], data, 0, labels="sampled", draws=generator("fisher", 0, 0))
+    assert not torch.allclose(found, other["net.1.weight"])
+
+
+def test_the_pull_of_a_part_of_the_loss_is_a_part_of_the_pull() -> None:
+    method = Ewc(linear_net(), helpers.EXAMPLE)
+    method.importance.put({"1.weight": torch.rand(6, 64)})
+    weight = method.net[1].weight
+    with torch.no_grad():
+        weight += 0.1
+    (whole,), (part,) = (torch.autograd.grad(share * method.pull(2.0), weight) for share in (1.0, 0.25))
+    torch.testing.assert_close(part, whole / 4)
+    assert whole.abs().max() > 0
 
 
 def test_a_pull_beyond_all_measure_holds_and_does_not_explode() -> None:

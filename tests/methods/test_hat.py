@@ -254,3 +254,29 @@ def test_weight_decay_that_goes_past_the_gradient_is_refused() -> None:
 def test_a_regime_knows_its_weight_decay(optimizer: str, options: dict[str, Any], decay: float, apart: bool) -> None:
     known = Regime(optimizer=optimizer, options=options)
     assert (known.weight_decay, known.decays_apart) == (decay, apart)
+
+
+def test_what_is_used_is_what_any_task_before_needs() -> None:
+    method = two()
+    method.add_task(TaskSpec("c", 2))
+    each = torch.stack([method.attention(k).detach() for k in range(2)])
+    assert torch.equal(method.used(), torch.maximum(*each))
+    assert not torch.equal(method.used(), each[0])
+    assert not torch.equal(method.used(), each[1])
+
+
+def test_the_regimes_bound_on_the_gradient_is_hats_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must come before decay is made up for, so the loop itself bounds nothing."""
+    monkeypatch.setattr("zeroforget.training.fit.clip", lambda *args: pytest.fail("the loop bounded the gradient"))
+    for bound, expected in ((0.5, 0.5), (None, 7.0), (100.0, 7.0)):
+        method = Hat(net(), example(), clip=7.0)
+        method.learn(tasks()[0], Fit(regime(1, clip=bound)))
+        assert method._bound == expected
+
+
+def test_old_tasks_have_their_own_normalization() -> None:
+    method = learned("hat", count=2, norm=True, epochs=1)
+    before = answers(method, 0)
+    with torch.no_grad():
+        method.net.get_buffer("1.running_mean").add_(5.0)
+    assert torch.equal(answers(method, 0), before)

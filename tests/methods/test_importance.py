@@ -10,10 +10,12 @@ from torch.nn import functional as F
 from tests.methods import helpers
 from zeroforget.methods import registry
 from zeroforget.methods.importance import (
+    MEMORY,
     Kept,
     fisher,
     negative_log_likelihood,
     per_sample_moments,
+    room,
     sampled_labels,
     samples_of,
     squared_norm,
@@ -108,6 +110,20 @@ def test_sampled_labels_follow_the_model() -> None:
     x = torch.zeros(4000, 1)
     ((_, labels),) = sampled_labels(model, [(x, torch.zeros(4000).long())], draws=torch.Generator().manual_seed(0))
     torch.testing.assert_close(labels.bincount() / 4000, torch.tensor([0.7, 0.2, 0.1]), atol=0.03, rtol=0)
+    ((_, again),) = sampled_labels(model, [(x, labels)], draws=torch.Generator().manual_seed(0))
+    assert torch.equal(again, labels)
+
+
+def test_sampled_labels_are_those_of_the_network_as_it_answers() -> None:
+    """In eval mode: neither dropout nor the batch decides, and no statistics move."""
+    model, (x, y) = classifier().train(), batch(64)
+    before = helpers.copied(dict(model.state_dict()))
+    found = [
+        list(sampled_labels(model, [(part, y)], draws=torch.Generator().manual_seed(1))) for part in (x, x.clone())
+    ]
+    assert torch.equal(found[0][0][1], found[1][0][1])
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_number_of_samples_is_chosen_by_the_seed() -> None:
@@ -117,6 +133,38 @@ def test_number_of_samples_is_chosen_by_the_seed() -> None:
     assert len(first) == 20
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+    assert not torch.equal(first, torch.cat([x for x, _ in samples_of(task, Fit(), 1, 20)]))
+
+
+def test_chosen_samples_keep_their_labels() -> None:
+    """Images lie in a larger tensor, of which a task has some rows."""
+    task = helpers.tasks()[1]
+    every, some = (
+        [
+            (x.tobytes(), y)
+            for xs, ys in samples_of(task, Fit(), 0, n)
+            for x, y in zip(xs.numpy(), ys.tolist(), strict=True)
+        ]
+        for n in (None, 30)
+    )
+    assert len(some) == 30
+    assert set(every) >= set(some)
+
+
+def test_as_many_samples_at_once_as_there_is_memory_for() -> None:
+    assert room(torch.device("cpu")) == MEMORY
+
+    class Counted(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x.flatten(1))
+
+    model, (x, y) = Counted(64, 3), batch(7)
+    size = 4 * sum(p.numel() for p in model.parameters())
+    per_sample_moments(model, ["weight", "bias"], [(x, y)], squared_norm, memory=3 * size)
+    assert model.calls == 3  # of three, three and one
 
 
 def test_wrong_words_are_named() -> None:

@@ -94,6 +94,13 @@ def test_restart_begins_at_the_first_network_and_is_undone_when_interrupted() ->
         assert not torch.allclose(value, learned[f"net.{name}"], atol=1e-3)
 
 
+def test_a_task_that_only_waits_is_checked_all_the_same() -> None:
+    method = helpers.make("joint", helpers.plain_net, begin=2)
+    with pytest.raises(ValueError, match="at least 2"):
+        method.learn(dataclasses.replace(helpers.tasks()[0], classes=("0",)), Fit())
+    assert not method.specs
+
+
 def test_training_may_begin_with_the_last_task_and_is_then_that_of_all_data_at_once() -> None:
     tasks = helpers.tasks()
     waiting = Joint(helpers.plain_net(), helpers.EXAMPLE, begin=len(tasks))

@@ -150,3 +150,19 @@ def test_a_warmup_as_long_as_retraining_is_refused_before_training() -> None:
         method.learn(tasks()[0], fit)
     assert not seen
     assert not method.specs
+
+
+def test_what_is_held_has_no_say_in_the_gradient_and_nothing_is_held_afterwards() -> None:
+    method = PackNet(net(), example())
+    method.learn(tasks()[0], Fit(regime(1)))
+    assert method._free == method._still == {}
+    owned = method.owned.read(0)["9.weight"]
+    method.add_task(TaskSpec("b", 2))
+    method._hold({"9.weight": ~owned})
+    method.loss(torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 0, 1, 1, 0]), 1).backward()
+    gradient = method.net.get_parameter("9.weight").grad
+    assert gradient is not None
+    assert gradient[owned].any()
+    method.after_backward()
+    assert not gradient[owned].any()
+    assert gradient[~owned].any()

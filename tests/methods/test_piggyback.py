@@ -9,7 +9,7 @@ from torch import nn
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.piggyback import Piggyback
-from zeroforget.training import Fit
+from zeroforget.training import Fit, FitLog
 
 QUICK = {"mask_lr": 1e-3, "lr": 1e-2}
 
@@ -88,3 +88,33 @@ def test_overhead_is_a_bit_per_weight_and_masked_task(pretrained: bool) -> None:
     for _ in range(3):
         method.drop_task()
     assert method.overhead().training == 0
+
+
+def test_every_task_starts_from_the_backbone_and_fresh_masks() -> None:
+    method = Piggyback(net(norm=True), example())
+    fit = Fit(regime(2))
+    for each in tasks(2):
+        method.learn(each, fit)
+    backbone = method.norms.read(0)
+    assert not torch.equal(method.net.get_buffer("1.running_mean"), backbone["1.running_mean"])
+    method.add_task(TaskSpec("c", 2))
+    own = method.net.state_dict()
+    assert all(torch.equal(own[name], tensor) for name, tensor in backbone.items())
+    assert all((real * method.unit == method.init).all() for real in method.real)
+
+
+def test_masks_are_learned_by_adam_as_long_as_its_rate_is_as_far_above_its_bound() -> None:
+    """The regime's bound belongs to the regime's rate; momentum is nothing that Adam knows."""
+    heard: list[dict[str, object]] = []
+
+    class Told(Fit):
+        def __call__(self, *args: object, **changes: object) -> FitLog:
+            heard.append(changes)
+            return super().__call__(*args, **changes)  # type: ignore[arg-type]
+
+    method = Piggyback(net(), example(), lr=0.02)
+    fit = Told(regime(1, lr=0.1, min_lr=0.001, options={"momentum": 0.9}))
+    for each in tasks(2):
+        method.learn(each, fit)
+    assert heard[0] == {}
+    assert heard[1] == {"optimizer": "adam", "options": {}, "lr": 0.02, "min_lr": pytest.approx(0.0002)}

@@ -80,6 +80,44 @@ def test_the_path_leaves_the_pull_out_but_the_step_does_not() -> None:
     assert pull.abs().max() > 0.1
 
 
+def test_a_path_uphill_makes_nothing_important() -> None:
+    method = quadratic()
+    method.path.put({"weight": torch.tensor([[-3.0, 2.0, 0.0]])})
+    method.end_task(helpers.tasks()[0], Fit())
+    assert (method.importance["weight"] > 0).tolist() == [[False, True, False]]
+    assert method.importance["weight"].min() == 0
+
+
+def test_a_parameter_without_a_gradient_is_passed_over() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle, self.layer = nn.Parameter(torch.ones(3)), nn.Linear(3, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x)
+            return out
+
+    method = Si(Idle(), torch.zeros(2, 3))
+    method.add_task(TaskSpec("a", 2))
+    method.loss(torch.ones(4, 3), torch.tensor([0, 1, 0, 0]), 0).backward()
+    method.after_backward()
+    with torch.no_grad():
+        method.net.layer.weight += 1.0  # type: ignore[union-attr, operator]
+    method.after_step()
+    assert method.path["layer.weight"].abs().min() > 0
+    assert method.path["idle"].abs().max() == 0
+
+
+def test_what_it_keeps_is_importance_anchor_and_path() -> None:
+    assert quadratic().overhead().training == 3 * 3 * 32
+
+
+def test_the_penalty_has_no_gradient_of_its_own() -> None:
+    """It would count twice: `after_backward` adds it."""
+    assert not quadratic().penalty().requires_grad
+
+
 def test_importance_never_falls_and_the_path_is_saved_with_an_epoch() -> None:
     states = helpers.run("si").states
     for name in (n for n in states[0] if n.startswith("importance.")):

@@ -102,13 +102,13 @@ class PackNet(Method):
 
     def _retraining(self, regime: Regime) -> dict[str, Any]:
         """What is different in the second phase."""
-        lr, epochs = regime.lr * self.retrain, self.retrain_epochs or regime.epochs
+        epochs = self.retrain_epochs or regime.epochs
         if regime.warmup >= epochs:
             raise ValueError(
                 f"packnet retrains for {epochs} epochs, all of them within the regime's warmup of {regime.warmup:g}; "
                 "give it more retrain_epochs, or the regime a shorter warmup"
             )
-        return {"lr": lr, "min_lr": min(lr, regime.min_lr), "epochs": epochs}
+        return {"lr": regime.lr * self.retrain, "epochs": epochs}
 
     def _hold(self, free: dict[str, Tensor]) -> None:
         """Of these tensors only the weights marked may move; the others are put back after every step."""
