@@ -292,6 +292,11 @@ def test_a_misspelt_change_is_named(change: str, words: str, tmp_path: Path) -> 
     assert words in str(caught.value)
 
 
+def test_no_methods_at_all_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--methods names none"):
+        Experiment.load(write_toml(tmp_path), methods=[])
+
+
 def test_methods_not_in_the_file_run_with_their_defaults(tmp_path: Path) -> None:
     experiment = Experiment.load(write_toml(tmp_path), methods=["ewc", "finetuning"])
     assert [c.label for c in experiment.methods] == ["ewc", "finetuning"]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.experiments.helpers import results
 from zeroforget.experiments import paper
+from zeroforget.experiments.disk import write_json
 from zeroforget.experiments.results import Results, deviation, load_runs, mean
 
 # Where the printed average is not that of the printed row:
@@ -130,6 +131,21 @@ def test_damaged_missing_or_foreign_results_are_named(tmp_path: Path) -> None:
         Results.from_dict(values | {"accuracy": [[1.0]]})
     with pytest.raises(ValueError, match="in 'seconds'"):
         Results.from_dict(values | {"seconds": [1.0]})
+
+
+@pytest.mark.parametrize("text", ["import torch\n", "[]", "{}", ""])
+def test_nobody_is_told_to_delete_a_file_that_is_no_results(text: str, tmp_path: Path) -> None:
+    """A script or a TOML file, named by mistake."""
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=r"mine\.py holds no results of runs; give runs' folders") as caught:
+        load_runs([tmp_path / "mine.py"])
+    assert "delete it" not in str(caught.value)
+
+
+def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a folder; give the name of a file"):
+        write_json(tmp_path, {})
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
 
 
 def test_comparable_leaves_out_times_and_environment_only() -> None:

@@ -172,6 +172,21 @@ class Elsewhere(Pulled):
     tradeoff = "firmness"
 
 
+def test_a_search_in_tasks_that_do_not_come_is_refused() -> None:
+    for tasks in ((), (2,), (2, 9)):
+        SearchSettings(enabled=True, tasks=tasks).check(3)
+    SearchSettings(tasks=(9,)).check(3)
+    with pytest.raises(ValueError, match=r"tasks are \[9\], but there are 3: nothing would be searched"):
+        SearchSettings(enabled=True, tasks=(9,)).check(3)
+
+
+def test_a_run_whose_search_would_find_nothing_is_refused_before_it_trains(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, epochs=1, more="[search]\nenabled = true\ntasks = [4]\n")
+    with pytest.raises(ValueError, match="but there are 3"):
+        run(Experiment.load(path, methods=["finetuning"]), tmp_path)
+    assert not list(tmp_path.rglob("log.jsonl"))
+
+
 def test_a_trade_off_that_the_method_does_not_keep_is_named_before_anything_is_trained() -> None:
     bench = Bench(Elsewhere)
     with pytest.raises(ValueError, match=r"Elsewhere\.tradeoff is 'firmness', but the method has no attribute"):

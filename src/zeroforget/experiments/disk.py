@@ -37,6 +37,8 @@ def write_json(path: Path, values: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """The same for any text."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -133,6 +133,10 @@ class Experiment:
             known_key(key, _KEYS, str(path))
         raw["methods"] = _method_tables(raw.get("methods", {}), str(path))
         if methods is not None:
+            if not methods:
+                raise ValueError(
+                    "--methods names none; give some, such as tfm,ewc, or leave it out for those of the file"
+                )
             raw["methods"] = {name: raw["methods"].get(name, {}) for name in methods}
         for change in changes:
             _apply(raw, change)

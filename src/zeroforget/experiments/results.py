@@ -156,14 +156,19 @@ class Results:
     def load(path: Path) -> Results:
         """From a run's folder, or its results.json."""
         file = path / FILE if path.is_dir() else path
+        other = f"{file} holds no results of runs; give runs' folders, their {FILE} or archives"
         try:
             values = read_json(file, _REMEDY)
         except FileNotFoundError as error:
             raise ValueError(
                 f"no results in {path}: the run is not finished (start it again and it goes on)"
             ) from error
-        if file.name != FILE and not {"scenario", "method", "accuracy"} <= (values.keys() if values else set()):
-            raise ValueError(f"{file} holds no results of runs; give runs' folders, their {FILE} or archives")
+        except ValueError as error:
+            if file.name == FILE:
+                raise
+            raise ValueError(other) from error  # anybody's file: nothing to delete
+        if file.name != FILE and not {"scenario", "method", "accuracy"} <= values.keys():
+            raise ValueError(other)
         try:
             return Results.from_dict(values)
         except ValueError as error:

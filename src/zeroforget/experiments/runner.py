@@ -193,6 +193,7 @@ class _Run:
         self.device = config.regime.device
 
     def execute(self) -> Results:
+        self.config.search.check(len(self.scenario.tasks))
         records = self._finished()
         self._tidy(len(records))
         method = self._build()

@@ -52,6 +52,11 @@ class SearchSettings:
                 f"[search] needs divide > 1 and tasks counted from 1, not {self.divide} and {list(self.tasks)}"
             )
 
+    def check(self, tasks: int) -> None:
+        """Raise ValueError if none of a scenario's tasks would be searched."""
+        if self.enabled and not any(self.covers(index) for index in range(tasks)):
+            raise ValueError(f"[search] tasks are {list(self.tasks)}, but there are {tasks}: nothing would be searched")
+
     def covers(self, index: int) -> bool:
         """Whether the task of this number (counted from 0) is searched."""
         return self.enabled and (not self.tasks or index + 1 in self.tasks)
