@@ -13,8 +13,8 @@ from tests.methods.small_tasks import answers, example, learned, net, regime, re
 from zeroforget import nets
 from zeroforget.core.axes import find_axes
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.columns import Lateral, Start, narrowed
-from zeroforget.methods.pnn import Pnn
+from zeroforget.methods.columns import SMALL, Lateral, Start, narrowed
+from zeroforget.methods.pnn import Pnn, size_of
 from zeroforget.training import Fit
 
 PAPERS = {
@@ -123,6 +123,44 @@ def test_all_columns_together_are_as_large_as_the_network(count: int, classes: i
         method.add_task(TaskSpec(str(index), classes))
     room = sum(p.numel() for p in wide.parameters())
     assert 0.8 * room < total(method) <= room
+
+
+def test_the_size_of_columns_is_counted_as_they_are() -> None:
+    wide = net(norm=True)
+    method = Pnn(wide, example(), full=True)
+    for index in range(3):
+        method.add_task(TaskSpec(str(index), 6))
+    assert size_of(wide.eval(), example(), 3, 6) == total(method)
+
+
+def test_answers_have_no_gradient() -> None:
+    method = grown(2)
+    assert not any(method.predictor(task)(example()).requires_grad for task in range(2))
+
+
+def test_scalars_of_laterals_start_small_and_differ() -> None:
+    scales = torch.cat([lateral.scale.detach() for lateral in grown(3).laterals[2]])  # type: ignore[union-attr]
+    assert len(scales.unique()) == len(scales)
+    assert 0 <= float(scales.min()) < float(scales.max()) <= SMALL
+
+
+def test_tied_layers_stay_tied_in_narrower_columns() -> None:
+    torch.manual_seed(0)
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24))
+    tied[5].weight = tied[3].weight
+    column = Pnn(tied, example(), tasks=2).net
+    assert column[5].weight is column[3].weight  # type: ignore[index]
+    assert column[3].out_features < 24  # type: ignore[index]
+
+
+def test_fresh_weights_lie_around_zero_and_fresh_biases_where_they_were() -> None:
+    layer = nn.Linear(40, 30)
+    with torch.no_grad():
+        layer.weight += 2.0
+        layer.bias += 2.0
+    Start(layer).renew(layer)
+    assert abs(float(layer.weight.detach().mean())) < 0.05
+    assert abs(float(layer.bias.detach().mean()) - 2.0) < 0.1
 
 
 def test_full_columns_are_as_wide_as_the_network() -> None:

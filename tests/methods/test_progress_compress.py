@@ -57,6 +57,26 @@ def test_the_base_rests_while_the_column_progresses_and_the_other_way_round() ->
     assert same({n.replace("net.", "base."): t for n, t in state(method, "net.").items()}, state(method, "base."))
 
 
+@pytest.mark.parametrize("progressing", [True, False])
+def test_only_what_learns_is_in_training_mode(progressing: bool) -> None:
+    method = one(norm=True)
+    method._progressing = progressing
+    method.train()
+    assert [method.active.training, method.laterals.training, method.active_head.training] == [progressing] * 3
+    assert method.net.training != progressing
+    assert not any(module.training for module in method.base.modules())
+
+
+def test_while_a_task_is_learned_the_base_still_answers_for_the_others() -> None:
+    method = one()
+    then = answers(method, 0)
+    method.add_task(TaskSpec("more", 3))
+    method._progressing = True
+    assert torch.equal(answers(method, 0), then)
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.equal(method.predictor(1)(x), method.ask_active(x))
+
+
 def test_what_is_distilled_is_the_active_column_under_the_elastic_pull() -> None:
     method = one(strength=7.0, decay=0.5)
     method.add_task(TaskSpec("more", 3))

@@ -100,6 +100,16 @@ def test_grouped_and_wide_layers_stay_unturned() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 5))
     assert list(REwc(net, helpers.EXAMPLE, widest=10).rotations()) == ["0.parametrizations.weight.original"]
     assert not REwc(helpers.plain_net(), helpers.EXAMPLE, widest=0).rotations()
+    assert len(REwc(helpers.plain_net(), helpers.EXAMPLE, widest=64).rotations()) == 2
+    assert len(REwc(helpers.plain_net(), helpers.EXAMPLE, widest=63).rotations()) == 1
+
+
+def test_a_weight_that_is_set_is_the_weight_that_is_read() -> None:
+    method = learned(helpers.plain_net())
+    method.turn(samples_of(helpers.tasks()[0], Fit(), 0, 30))
+    layer, wanted = method.net[1], torch.randn(16, 64)  # type: ignore[index]
+    layer.weight = wanted
+    torch.testing.assert_close(layer.weight.detach(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_forgets_less_than_fine_tuning_and_epochs_leave_rotations_out() -> None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.methods import helpers
+from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.importance import samples_of
 from zeroforget.methods.mas import Mas
 from zeroforget.methods.ssl import Ssl, inhibition
 from zeroforget.training import Fit
@@ -105,3 +107,38 @@ def test_channels_stand_in_where_no_linear_layer_is_hidden() -> None:
     assert float(method.neurons["0"].max()) > 0
     with pytest.raises(ValueError, match="ReLU"):
         Ssl(nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh()), helpers.EXAMPLE)
+
+
+def test_channels_are_judged_by_all_their_positions_and_inhibited_by_their_mean() -> None:
+    task = helpers.tasks()[2]
+    net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    method = Ssl(net, helpers.EXAMPLE, sparsity=1.0, samples=10)
+    method.add_task(TaskSpec("a", 2))
+    method.end_task(task, Fit())
+    data = [sample for x, _ in samples_of(task, Fit(), 0, 10) for sample in x.split(1)]
+    assert len(data) == 10
+    total = torch.zeros(5)
+    for x in data:
+        h = net[:2](x).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(method.heads[0](net[2:](h)).square().sum(), h)
+        total += gradient[0].sum((1, 2)).abs()  # a channel is one neuron
+    torch.testing.assert_close(method.neurons["0"], total / 10, rtol=1e-3, atol=1e-5)
+    x, y = torch.cat(data), torch.zeros(10).long()
+    h = net[:2](x).mean((2, 3))
+    extra = method.loss(x, y, 0) - Mas.loss(method, x, y, 0)
+    torch.testing.assert_close(extra, inhibition(h, method.neurons["0"], 5 / 6), rtol=1e-3, atol=1e-5)
+
+
+def test_neurons_are_judged_as_the_network_answers() -> None:
+    """In eval mode: dropout, which thins what training sees, has no say."""
+    task = helpers.tasks()[2]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.9))
+    method = Ssl(net, helpers.EXAMPLE).train()
+    method.add_task(TaskSpec("a", 2))
+    found = []
+    for _ in range(2):
+        method.neurons.put({"0": torch.zeros(8)})
+        method.end_task(task, Fit())
+        found.append(method.neurons["0"].clone())
+    assert torch.equal(*found)
+    assert method.training

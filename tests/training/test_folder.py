@@ -18,6 +18,7 @@ from tests.training.test_fit import task
 from zeroforget.methods import Method
 from zeroforget.methods.registry import build
 from zeroforget.training import Diverged, Fit, Progress, Regime
+from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
@@ -166,6 +167,22 @@ def as_before(path: Path, name: Path) -> None:
     del facts["task"]
     path.unlink()
     save_file(tensors, name, metadata={"facts": json.dumps(facts)})
+
+
+def test_a_checkpoint_holds_tied_tensors_and_all_that_an_optimizer_remembers(tmp_path: Path) -> None:
+    tied, file = torch.rand(3), Checkpoint(tmp_path / "new" / "phase.safetensors")
+    assert file.load() is None
+    file.save({"a": tied, "b": tied}, {"epoch": 3})
+    loaded = file.load()
+    assert loaded is not None
+    assert torch.equal(loaded[0]["b"], tied)
+    assert loaded[1] == {"epoch": 3}
+    weight = torch.nn.Parameter(torch.zeros(2))
+    first, second = torch.optim.SGD([weight], lr=0.1), torch.optim.SGD([weight], lr=0.1)
+    first.state[weight].update(step=7, average=torch.ones(2))  # a number beside a tensor
+    restore_optimizer(second, *optimizer_tensors(first))
+    assert second.state[weight]["step"] == 7
+    assert torch.equal(second.state[weight]["average"], torch.ones(2))
 
 
 def test_a_checkpoint_of_other_shapes_or_types_is_refused_and_changes_nothing(tmp_path: Path) -> None:

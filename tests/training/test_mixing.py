@@ -39,6 +39,14 @@ def test_a_cut_image_is_a_rectangle_of_its_partner(count: int, height: int, widt
         assert share[image] == pytest.approx(float(kept[image].float().mean()), abs=1e-6)
 
 
+def test_cuts_lie_as_often_on_one_side_as_on_the_other() -> None:
+    x = torch.rand(6000, 1, 4, 4, generator=draw())
+    mixed, _ = mix(x, 1.0, 0.0, draw(1))
+    often = (mixed != x).float().mean((0, 1))
+    torch.testing.assert_close(often, often.flip(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(often, often.flip(1), atol=0.03, rtol=0)
+
+
 def test_a_blended_image_is_the_sum_of_two_in_proportion() -> None:
     x = torch.rand(8, 3, 5, 5, generator=draw())
     mixed, share = mix(x, 0.0, 1.0, draw(1))
@@ -134,6 +142,7 @@ def test_images_are_not_mixed_in_the_last_epochs(monkeypatch: pytest.MonkeyPatch
     assert [Regime(cutmix=0.5, epochs=4).mixes(k) for k in range(4)] == [True] * 4
     assert not any(Regime(cutmix=0.5, epochs=4, mix_until=0.0).mixes(k) for k in range(4))
     assert not Regime(epochs=4).mixes(0)
+    assert [Regime(mixup=0.5, epochs=100, mix_until=0.29).mixes(k) for k in (28, 29)] == [True, False]
 
 
 def test_a_share_of_the_epochs_is_checked() -> None:

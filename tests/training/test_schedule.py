@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,25 @@ def test_reach_is_how_far_a_steady_gradient_carries(momentum: float) -> None:
         optimizer.step()
         places.append(float(weight.detach()))
     assert places[-2] - places[-1] == pytest.approx(regime.reach)
+    assert Regime(options={"momentum": 1.0}).reach == math.inf  # steps that never fade
+
+
+def test_the_rate_rises_to_its_height_and_no_further() -> None:
+    """The last step of the warmup may reach beyond it."""
+    regime = Regime(lr=0.1, schedule="cosine", warmup=1.1, epochs=4)
+    assert [regime.cosine(done, 0.5) for done in (0.0, 0.5, 1.0)] == pytest.approx([0.1 * 0.5 / 1.1, 0.1 / 1.1, 0.1])
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_how_a_gpu_computes_is_as_it_was_after_training(precision: str) -> None:
+    cuda, cudnn, fast = torch.backends.cuda.matmul, torch.backends.cudnn, precision == "tf32"
+    usual = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    for given in ((True, False, True), (False, True, False), usual):
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = given
+        with suppress(Stop), Regime(precision=precision).arithmetic():
+            assert (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (fast, fast, False)
+            raise Stop
+        assert (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == given
 
 
 def test_a_teacher_is_obeyed_under_momentum() -> None:
