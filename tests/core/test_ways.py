@@ -361,6 +361,29 @@ def test_it_grows_and_its_dense_form_is_what_was_learned(way: str) -> None:
     torch.testing.assert_close(net._learning(x).detach(), before[-2], rtol=1e-4, atol=1e-5)
 
 
+def test_places_that_a_weight_mixes_give_way_to_features() -> None:
+    """Tokens are mixed by a weight on the left, their features flattened: of the two it is the features that grow."""
+    tokens = torch.randn(4, 7, 5, generator=torch.Generator().manual_seed(2))
+    plain = Made(
+        lambda s, x: s.b((s.v.softmax(-1) @ s.a(x)).flatten(1)), v=matrix(7, 7), a=nn.Linear(5, 6), b=nn.Linear(42, 4)
+    )
+    with pytest.warns(UserWarning, match="keep their width, .*: parameters of its own$"):
+        net = grow(plain, tokens)
+    assert dict(net.axes.sizes) == {"a": 6, "b": 4}
+
+
+def test_a_weight_that_does_not_show_its_features_is_named() -> None:
+    tokens = torch.randn(4, 7, 5, generator=torch.Generator().manual_seed(2))
+    plain = Made(
+        lambda s, x: s.b(torch.bmm(s.v.expand(len(x), -1, -1), x.transpose(1, 2)).mean(2)),
+        v=matrix(6, 5),
+        b=nn.Linear(6, 4),
+    )
+    with pytest.warns(UserWarning, match=r"keep their shape, .*: v\. A matrix in x @ weight or weight @ x grows"):
+        net = grow(plain, tokens)
+    assert dict(net.axes.sizes) == {"b": 4}
+
+
 def test_what_a_module_keeps_is_left_as_it_was() -> None:
     plain = WAYS["last activations"][0]()
     grow(plain, ROWS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zeroforget.core import movement as _movement  # noqa: F401  (both fill the table of rules)
 from zeroforget.core import rules as _rules  # noqa: F401
 from zeroforget.core.dense import hollow, is_layer, is_norm
-from zeroforget.core.labels import Axis, Clash, Label, Term, axes, choose, fix, settle, size, unify
+from zeroforget.core.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
 from zeroforget.core.remembered import remembered
 from zeroforget.core.trace import Watcher, watch
 
@@ -88,6 +88,8 @@ class Axes:
     """Layers whose output cannot grow."""
     unfollowed: Mapping[str, str] = field(default_factory=dict)
     """Of those, the ones that would have to be kept by name, and why."""
+    silent: tuple[str, ...] = ()
+    """Parameters whose features cannot be told, with no operator to blame; none of their dimensions grows."""
     recipe: Recipe = field(default_factory=Recipe, compare=False)
     """What was asked for when they were found."""
 
@@ -260,6 +262,7 @@ class _Found:
             coupled=frozenset(name for axis, name in names.items() if axis.coupled),
             kept=tuple(kept),
             unfollowed=dict(self.unfollowed),
+            silent=tuple(name for name in watcher.silent if _fixed(tensors[name]) and _owner(name) not in kept),
         )
 
     def _named(self) -> dict[Axis, str]:
@@ -308,7 +311,15 @@ class _Found:
 
 
 def _of(name: str, path: str) -> bool:
-    return name.rpartition(".")[0] == path
+    return _owner(name) == path
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _fixed(labels: Iterable[Label]) -> bool:
+    return not any(True for label in labels for _ in axis_names(label))
 
 
 def _unique(name: str, taken: Collection[str]) -> str:

@@ -69,8 +69,10 @@ def grow(
     room = Room(
         axes.sizes, functools.partial(count_weights, [axes.tensors[name] for name in names]), limit, unit, align
     )
+    idle = unused(net, example)
     _notice(axes, keep)
-    _warn_of_unused(net, example)
+    _warn_of_silent(axes, [*keep, *idle])
+    _warn_of_unused(idle)
     return GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
 
 
@@ -86,9 +88,9 @@ def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
         raise ValueError(f"unknown is 'refuse' or 'keep', not '{unknown}'")
 
 
-def _warn_of_unused(net: nn.Module, example: Tensor) -> None:
+def _warn_of_unused(idle: list[str]) -> None:
     """Say which parameters stay as they are because the example does not show what they are for."""
-    modules = sorted({name.rpartition(".")[0] or name for name in unused(net, example)})
+    modules = sorted({name.rpartition(".")[0] or name for name in idle})
     if modules:
         shown = ", ".join(f"'{path}'" for path in modules[:6]) + (" and more" if len(modules) > 6 else "")
         warnings.warn(
@@ -101,11 +103,29 @@ def _warn_of_unused(net: nn.Module, example: Tensor) -> None:
 
 def _notice(axes: Axes, keep: Collection[str]) -> None:
     """Say which layers keep their width though nobody asked for it."""
-    fixed = [path for path in axes.kept if not any(path == k or path.startswith(k + ".") for k in keep)]
+    fixed = [path or "parameters of its own" for path in axes.kept if not _below(path, keep)]
     if fixed:
         why = next(iter(axes.unfollowed.values()), "their output is tied to a fixed size")
-        shown = ", ".join(fixed[:12]) + (f" and {len(fixed) - 12} more" if len(fixed) > 12 else "")
-        warnings.warn(f"these layers keep their width, {why}: {shown}", stacklevel=3)
+        warnings.warn(f"these layers keep their width, {why}: {_some(fixed)}", stacklevel=3)
+
+
+def _warn_of_silent(axes: Axes, known: Collection[str]) -> None:
+    """Say which parameters keep their shape though nothing speaks against their growing."""
+    names = [name for name in axes.silent if not _below(name, known)]
+    if names:
+        warnings.warn(
+            "these parameters keep their shape, for it does not show which of their numbers are features: "
+            f"{_some(names)}. A matrix in x @ weight or weight @ x grows",
+            stacklevel=3,
+        )
+
+
+def _below(path: str, places: Collection[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}.") for place in places)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 __all__ = ["CannotGrow", "grow"]

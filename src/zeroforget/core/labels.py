@@ -30,6 +30,8 @@ class Axis:
     """Some statistic over the axis (a layer norm, a softmax) lets its features see each other."""
     parted: bool = False
     """It came out of a view that cut a wider axis into factors, such as heads."""
+    placed: bool = False
+    """A weight on the left of a product makes it: these may be mixtures of places, beside which features are meant."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def _inherit(axis: Axis, other: Axis) -> None:
     axis.writers += [w for w in other.writers if w not in axis.writers]
     axis.coupled |= other.coupled
     axis.parted |= other.parted
+    axis.placed |= other.placed
 
 
 def _align(a: tuple[Term, ...], b: tuple[Term, ...]) -> None:
@@ -193,7 +196,9 @@ def split(term: Term, first: int) -> tuple[Term, Term]:
         case int():
             return first, rest
         case Axis():
-            lead, last = (Axis(n, None, list(term.writers), term.coupled, parted=True) for n in (first, rest))
+            lead, last = (
+                Axis(n, None, list(term.writers), term.coupled, parted=True, placed=term.placed) for n in (first, rest)
+            )
             term.bound = Prod((lead, last))
             return lead, last
         case Prod(factors):
@@ -243,7 +248,7 @@ def cut(term: Term, sizes: Sequence[int]) -> list[Term]:
             return list(sizes)
         case Axis():
             pieces: list[Term] = [
-                Axis(n, writers=list(term.writers), coupled=term.coupled, parted=term.parted) for n in sizes
+                Axis(n, None, list(term.writers), term.coupled, term.parted, term.placed) for n in sizes
             ]
             term.bound = Sum(tuple(pieces))
             return pieces
@@ -270,12 +275,13 @@ def _cut_sum(parts: list[Term], sizes: Sequence[int]) -> list[Term]:
 
 
 def choose(term: Term) -> None:
-    """Of a product whose factors are all free only one may grow: the first over which no statistic runs."""
+    """Of a product whose factors are all free only one may grow: the first over which no statistic runs, of features
+    rather than of places."""
     match resolve(term):
         case Prod(factors):
             free = [f for f in factors if any(axes(f))]
             if len(free) > 1:
-                grows = next((f for f in free if not any(a.coupled for a in axes(f))), free[0])
+                grows = min(free, key=lambda f: max((a.coupled, a.placed) for a in axes(f)))
                 for factor in free:
                     if factor is not grows:
                         fix(factor)

@@ -187,6 +187,7 @@ def _along(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 def _index(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     """Some dimensions are looked up by tensors of places; the others move on."""
     x, places = w.of(given["self"]), list(given["indices"])
+    w.looks_up(given["self"])
     used = [i for i, p in enumerate(places) if p is not None]
     for i in used:
         w.still(x[i])

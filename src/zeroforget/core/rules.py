@@ -85,7 +85,9 @@ def _linear(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     if given.get("bias") is not None:
         unify(out, w.of(given["bias"])[0])
     if not w.is_weight(given["weight"]) and len(x) == 2 and w.is_learned(given["input"]):
-        w.writes(given["input"], x[0], outs[0])  # the other way round: a weight's rows with what is computed
+        w.writes_on_the_left(
+            given["input"], x[0], outs[0]
+        )  # the other way round: a weight's rows with what is computed
         return [(x[0], out)]
     if w.is_parameter(given["input"]) and x[:-1]:
         w.still(*x[:-1])
@@ -171,7 +173,7 @@ def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     if not inner and (w.is_parameter(right) or (w.is_weight(right) and len(b) == 2)):
         w.writes(right, b[-1], outs[0])
     elif not w.is_weight(right) and w.is_learned(left) and size(a[-2]) > 1:
-        w.writes(left, a[-2], outs[0])
+        w.writes_on_the_left(left, a[-2], outs[0])
     out = (*batch, a[-2], b[-1])
     if "mat1" in given or "batch1" in given:
         for term, own in zip(reversed(out), reversed(w.of(given["self"])), strict=False):

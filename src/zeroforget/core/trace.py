@@ -70,6 +70,7 @@ class Watcher(TorchDispatchMode):
         self.seen: dict[str, dict[int, Term]] = {}
         """Module path → the labels of the tensors that its own code handled."""
         self._writing: dict[int, set[int]] = {}
+        self._used: set[int] = set()  # parameters that a weight is made of, or that are tables
         self._modules = dict(net.named_modules())
         self._labels: dict[int, Labels] = {}
         self._alive: list[Tensor] = []  # an id is a name only while its tensor lives
@@ -114,6 +115,7 @@ class Watcher(TorchDispatchMode):
         """A layer's weight computes these features into `out`."""
         path = self.layer(weight)
         for source in [weight] if self.is_parameter(weight) else self._sources.get(id(weight), []):
+            self._used.add(id(source))
             for dim, own in enumerate(self.of(source)):
                 if own is term:
                     self._writing.setdefault(id(source), set()).add(dim)
@@ -128,6 +130,12 @@ class Watcher(TorchDispatchMode):
         self._producers[id(out)] = path
         self._storages.setdefault(out.untyped_storage()._cdata, []).append(path)
 
+    def writes_on_the_left(self, weight: Tensor, term: Term, out: Tensor) -> None:
+        """Likewise, of a weight on the left of a product."""
+        self.writes(weight, term, out)
+        for axis in axes(term):
+            axis.placed = True
+
     def remakes(self, weight: Tensor) -> None:
         """Zeros in what this weight is computed from would not be zeros in it: nothing is to start at zero."""
         self._sources[id(weight)] = []
@@ -135,6 +143,10 @@ class Watcher(TorchDispatchMode):
     def broadcasts(self, parameter: Tensor) -> None:
         """Each feature of an activation meets its own number of this parameter: a gain, a position's embedding."""
         self._writing.setdefault(id(parameter), set())
+
+    def looks_up(self, table: Tensor) -> None:
+        """A table of places: none of its dimensions needs to be features."""
+        self._used.add(id(table))
 
     @property
     def writing(self) -> dict[str, int]:
@@ -147,6 +159,17 @@ class Watcher(TorchDispatchMode):
                 growing = [dim for dim in dims if any(axes(self.of(tensor)[dim]))]
                 found[name] = max(growing or dims, default=-1)
         return found
+
+    @property
+    def silent(self) -> list[str]:
+        """Parameters of several dimensions that no operator was seen to write features with, nor to meet any."""
+        return [
+            name
+            for name, tensor in self.named.items()
+            if isinstance(tensor, nn.Parameter) and sum(n > 1 for n in tensor.shape) > 1
+            if id(tensor) not in self._writing and id(tensor) not in self._used
+            if not is_norm(self._modules[self.owner(tensor)])
+        ]
 
     def normalizes(self, x: Tensor) -> None:
         """A normalization reads `x`."""
