@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from sklearn.datasets import load_digits
@@ -81,6 +82,20 @@ class Pulled(Method):
     def overhead(self) -> Overhead:
         """The anchor."""
         return Overhead(training=bits(*self._anchors()))
+
+
+class Drawing(Method):
+    """Notes what it draws when it is made and when it learns."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def __init__(self, net: nn.Module, example: Tensor) -> None:
+        super().__init__(net, example)
+        self.drawn.append(float(torch.rand(())))
+
+    def end_task(self, task: Task, fit: object) -> None:
+        """After training, which leaves the random state alone."""
+        self.drawn.append(float(torch.rand(())))
 
 
 class Picky(Method):

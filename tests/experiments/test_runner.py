@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.experiments.helpers import Pulled, three_digits, tiny_net, write_toml
+from tests.experiments.helpers import Drawing, Pulled, three_digits, tiny_net, write_toml
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
 from zeroforget.experiments.results import Results, load_runs
@@ -80,6 +80,16 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path: P
     first = run(experiment, tmp_path / "a")
     assert comparable(first) == comparable(run(experiment, tmp_path / "b"))
     assert first[0].accuracy != first[2].accuracy or first[0].logs != first[2].logs
+
+
+def test_every_seed_and_task_has_draws_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeroforget.experiments.runner._Run._try_replay", lambda *args: None)  # which makes one more
+    path = write_toml(
+        tmp_path, tasks=2, epochs=1, more='\n[methods.own]\nmethod = "tests.experiments.helpers:Drawing"\n'
+    )
+    Drawing.drawn.clear()
+    run(Experiment.load(path, methods=["own"], seeds=[0, 1]), tmp_path)
+    assert len(Drawing.drawn) == len(set(Drawing.drawn)) == 6  # of each seed: made, two tasks
 
 
 def test_every_method_starts_from_the_same_network(tmp_path: Path) -> None:

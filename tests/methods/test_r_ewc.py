@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from tests.methods import helpers
 from zeroforget.data import Task
+from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.importance import samples_of
 from zeroforget.methods.r_ewc import REwc
 from zeroforget.training import Fit
@@ -102,6 +103,26 @@ def test_grouped_and_wide_layers_stay_unturned() -> None:
     assert not REwc(helpers.plain_net(), helpers.EXAMPLE, widest=0).rotations()
     assert len(REwc(helpers.plain_net(), helpers.EXAMPLE, widest=64).rotations()) == 2
     assert len(REwc(helpers.plain_net(), helpers.EXAMPLE, widest=63).rotations()) == 1
+
+
+def moments(net: nn.Module, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What axes are found from, before they are: the sums over all batches, each layer's outputs and inputs."""
+    monkeypatch.setattr("zeroforget.methods.r_ewc._eigenvectors", lambda symmetric: symmetric)
+    method = REwc(net, helpers.EXAMPLE)
+    torch.manual_seed(1)
+    method.add_task(TaskSpec("a", 5))
+    data = next(samples_of(helpers.tasks()[0], Fit(), 0, 12))
+    parts = zip(*(part.split(sizes) for part in data), strict=True)
+    return [moment for pair in method._axes(parts).values() for moment in pair]
+
+
+def test_axes_depend_neither_on_batches_nor_on_rectifiers_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, inplace = helpers.plain_net(), helpers.plain_net()
+    inplace[2] = nn.ReLU(inplace=True)  # type: ignore[index]
+    whole = moments(plain, [12], monkeypatch)
+    for net, sizes in ((helpers.plain_net(), [9, 3]), (inplace, [12])):
+        for found, expected in zip(moments(net, sizes, monkeypatch), whole, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9)
 
 
 def test_a_weight_that_is_set_is_the_weight_that_is_read() -> None:
