@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_outputs_in_another_order_are_told_by_their_names(data: Path, tmp_path: 
     assert facts.classes == ("digit2", "digit3", "digit4")
     x = torch.randn(3, 1, 8, 8)
     torch.testing.assert_close(open_model(tmp_path / "m").dense("digits")(x), whole(x)[:, [1, 2, 0]])
+
+
+def test_names_of_outputs_are_found_however_they_are_composed(data: Path, tmp_path: Path) -> None:
+    classifier(tmp_path / "w.safetensors")
+    shutil.copytree(data / "middle", tmp_path / "data")
+    (tmp_path / "data" / "digit3").rename(tmp_path / "data" / "ros\u00e9")
+    names = given(tmp_path / "w.safetensors", classes=("rose\u0301", "digit2", "digit4"))
+    facts = adopt(tmp_path / "m", tmp_path / "data", "digits", names, OPTIONS, Watch())
+    assert facts.classes == ("digit2", "digit4", "ros\u00e9")
 
 
 def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -132,3 +135,43 @@ def test_what_lies_in_hidden_folders_is_not_learned(tmp_path: Path) -> None:
     (tmp_path / "digit0" / ".ipynb_checkpoints").mkdir()
     shutil.copy(tmp_path / "digit0" / "000.png", tmp_path / "digit0" / ".ipynb_checkpoints" / "000-checkpoint.png")
     assert list_pictures(tmp_path).labels == (0, 0, 0, 1, 1, 1)
+
+
+def test_classes_are_found_however_the_names_of_their_folders_are_composed(tmp_path: Path) -> None:
+    whole, apart = unicodedata.normalize("NFC", "ros\u00e9"), unicodedata.normalize("NFD", "ros\u00e9")
+    write_digits(tmp_path / "a", (0, 1), 3)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a" / "digit0").rename(tmp_path / "a" / whole)
+    (tmp_path / "b" / "digit0").rename(tmp_path / "b" / apart)
+    classes = ("digit1", whole)
+    assert list_pictures(tmp_path / "a").classes == list_pictures(tmp_path / "b").classes == classes
+    for known in (classes, ("digit1", apart)):  # whichever was written down
+        listing = list_pictures(tmp_path / "b", known)
+        assert (listing.classes, listing.labels) == (known, (0, 0, 0, 1, 1, 1))
+        assert listing.files[3].parent.name == apart
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there the two names are one")
+def test_two_folders_of_one_class_are_told(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 3)
+    (tmp_path / "digit0").rename(tmp_path / "ros\u00e9")
+    (tmp_path / "digit1").rename(tmp_path / "rose\u0301")
+    with pytest.raises(ModelError, match=r"two class folders that read 'ros\u00e9'.*'rose\\u0301'.*into one"):
+        list_pictures(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_digits(tmp_path, (0, 1), 3)
+    (tmp_path / "digit0" / "more").mkdir()
+    scandir = os.scandir
+
+    def forbidden(path: str) -> object:
+        if str(path).endswith("more"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", forbidden)
+    with pytest.raises(ModelError, match=r"digit0.more cannot be read \(permission denied\); let it be read"):
+        list_pictures(tmp_path)

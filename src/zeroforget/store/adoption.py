@@ -27,7 +27,7 @@ from zeroforget.store.facts import Backbone, ModelFacts, TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, _backbone, _Learning, now
-from zeroforget.store.names import task_name
+from zeroforget.store.names import composed, task_name
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
@@ -159,7 +159,7 @@ class _Adoption(_Learning):
 
 def _order(folders: Sequence[str], names: Sequence[str] | None, outputs: int) -> list[int]:
     """For each picture folder the classifier's output that means it."""
-    names = list(folders) if names is None else list(names)
+    names = [composed(name) for name in (folders if names is None else names)]
     if len(names) != outputs:
         raise ModelError(
             f"the classifier has {outputs} outputs, but there are {len(names)} names of classes ({few(names)}); give "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from zeroforget.store import files
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
 from zeroforget.store.fields import read_bytes, read_sealed, sha256
-from zeroforget.store.names import kept_name
+from zeroforget.store.names import composed, kept_name
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
 TASK, MODEL = "task.json", "model.json"
@@ -63,7 +62,7 @@ class Folder:
         place = self.tasks / facts.folder
         if place.exists():
             return place
-        same = (name for _, name in self.entries() if unicodedata.normalize("NFC", name) == facts.folder)
+        same = (name for _, name in self.entries() if composed(name) == facts.folder)
         return self.tasks / next(same, facts.folder)
 
     # Reading ---------------------------------------------------------------------------------------------------
@@ -102,7 +101,7 @@ class Folder:
                 why = "there are two of its number" if again else f"task {place} is missing before it"
                 raise Damaged(self.tasks / name, why)
             tasks.append(self.read_task(self.tasks / name, tasks[-1].hash if tasks else root, model.backbone.shape))
-            if tasks[-1].number != number or unicodedata.normalize("NFC", name) != tasks[-1].folder:
+            if tasks[-1].number != number or composed(name) != tasks[-1].folder:
                 raise Damaged(self.tasks / name / TASK, f"it belongs to the folder {tasks[-1].folder}")
         names = [task.name for task in tasks]
         if len(set(names)) != len(names):

@@ -17,7 +17,12 @@ _LETTER = "a"
 
 def kept_name(name: str) -> str:
     """A name as it is kept: letters with accents are composed, and nothing is around it."""
-    return unicodedata.normalize("NFC", name.strip())
+    return composed(name.strip())
+
+
+def composed(name: str) -> str:
+    """A name with each accent in its letter, where there is such a letter (NFC)."""
+    return unicodedata.normalize("NFC", name)
 
 
 def task_name(name: str) -> str:

@@ -15,6 +15,7 @@ from zeroforget.data import Preparation, Split, Task
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
+from zeroforget.store.names import composed
 from zeroforget.training.seeding import generator
 
 FEW = 10
@@ -35,7 +36,8 @@ class Listing:
 
 
 def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing:
-    """Every file below every class folder. With `classes`, the folders must be among them, in that order."""
+    """Every file below every class folder, in the order of the classes: by name, or as given; the folders must then be
+    among them."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give one that holds a folder of pictures for each class")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -46,14 +48,28 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
             f"{rest} with 'zeroforget verify --data'"
         )
     _check_names(folder, names)
-    if classes is not None and (strange := [name for name in names if name not in classes]):
-        raise ModelError(f"{folder / strange[0]} is no class of this task; its classes are {', '.join(classes)}")
-    order = {name: label for label, name in enumerate(classes or names)}
-    found = [(file, order[name]) for name in names for file in files_below(folder / name)]
+    places = _composed(folder, names)
+    if classes is None:
+        classes = sorted(places)
+    labels = {composed(name): label for label, name in enumerate(classes)}
+    if strange := [place for name, place in places.items() if name not in labels]:
+        raise ModelError(f"{strange[0]} is no class of this task; its classes are {', '.join(classes)}")
+    found = [(file, labels[name]) for name in labels if name in places for file in files_below(places[name])]
     if not found:
         raise ModelError(f"{folder} holds no pictures; it should hold a folder of pictures for each class")
-    files, labels = zip(*found, strict=True)
-    return Listing(folder, tuple(classes or names), files, labels)
+    return Listing(folder, tuple(classes), tuple(file for file, _ in found), tuple(label for _, label in found))
+
+
+def _composed(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Class → its folder; some systems take accents off their letters in names, which are put back here."""
+    places: dict[str, Path] = {}
+    for name in names:
+        if (place := places.setdefault(composed(name), folder / name)).name != name:
+            raise ModelError(
+                f"{folder} holds two class folders that read '{composed(name)}', their accents composed in two ways "
+                f"({place.name!a} and {name!a}); put their pictures into one"
+            )
+    return places
 
 
 def _check_names(folder: Path, names: Sequence[str]) -> None:
@@ -71,10 +87,16 @@ def _check_names(folder: Path, names: Sequence[str]) -> None:
 def files_below(folder: Path) -> list[Path]:
     """Every file in a folder and those below it, but for what is hidden and what file managers leave."""
     found = []
-    for base, folders, names in os.walk(folder):
+    for base, folders, names in os.walk(folder, onerror=_unread):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(base) / name for name in names if not name.startswith(".") and name not in _LEFT]
     return sorted(found)
+
+
+def _unread(error: OSError) -> None:
+    """Pictures that cannot be reached are not left out in silence."""
+    why = (error.strerror or str(error)).lower()
+    raise ModelError(f"the folder {error.filename} cannot be read ({why}); let it be read, or take it away") from error
 
 
 def check_apart(model: Path, folder: Path) -> None:
