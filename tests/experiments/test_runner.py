@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import multiprocessing
+import os
 import random
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,16 @@ import pytest
 import torch
 
 from tests.experiments.helpers import Drawing, Pulled, three_digits, tiny_net, write_toml
+from zeroforget.data import Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, run
 from zeroforget.experiments.state import load_method, load_tensors, save_task
 from zeroforget.experiments.watch import Watch
-from zeroforget.methods import TaskSpec
-from zeroforget.training import Progress
+from zeroforget.methods import Method, TaskSpec
+from zeroforget.methods.joint import Joint
+from zeroforget.training import Fit, FitLog, Progress
 
 SEARCH = "\n[search]\nenabled = true\nlearning_rates = [0.1, 0.02]\nhalvings = 2\ndrop = 0.01\n"
 
@@ -308,6 +312,37 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
         load_tensors(saved, {n: t for n, t in tensors.items() if n != "heads.0.bias"}, "here")
     with pytest.raises(ValueError, match="'other' was saved, but the method has none"):
         load_tensors(saved, tensors | {"other": torch.zeros(1)}, "here")
+    with pytest.raises(
+        ValueError, match=r"'anchor1' was saved as \(4,\) torch.float64, .* torch.float32"
+    ):
+        load_tensors(saved, tensors | {"anchor1": tensors["anchor1"].double()}, "here")
+
+
+def test_a_lock_holds_the_number_of_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("99999999")
+    with RunFolder(tmp_path).locked():
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_the_past_is_handed_to_those_who_ask_and_time_spent_before_a_stop_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: dict[str, list[int]] = {"Finetuning": [], "Joint": []}
+    learn = Method.learn
+
+    def watched(self: Method, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
+        handed[type(self).__name__].append(len(past))
+        log = learn(self, task, fit, past)
+        log.seconds = 1000.0  # as epochs before an interruption would have it
+        return log
+
+    monkeypatch.setattr(Method, "learn", watched)
+    monkeypatch.setattr(Joint, "learn", watched)
+    monkeypatch.setattr(Joint, "train_task", Method.train_task)
+    found = run(Experiment.load(write_toml(tmp_path, epochs=1), methods=["finetuning", "joint"]), tmp_path)
+    assert handed == {"Finetuning": [0, 0, 0], "Joint": [0, 1, 2]}
+    assert [seconds >= 1000 for seconds in found[0].seconds] == [True] * 3
+    assert found[0].unchanged == [False, False, True]  # fine-tuning moves what older tasks read
 
 
 def test_a_log_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def test_a_weight_that_is_set_is_the_weight_that_is_read() -> None:
     layer, wanted = method.net[1], torch.randn(16, 64)  # type: ignore[index]
     layer.weight = wanted
     torch.testing.assert_close(layer.weight.detach(), wanted, rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # turned twice in bfloat16 it would be blurred
+        torch.testing.assert_close(layer.weight.detach(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_forgets_less_than_fine_tuning_and_epochs_leave_rotations_out() -> None:

@@ -34,7 +34,10 @@ def test_inhibition_equals_a_double_loop() -> None:
 
 def test_half_precision_does_not_blur_the_distance_between_neurons() -> None:
     h, alpha = torch.rand(3, 700).bfloat16(), torch.zeros(700)
-    torch.testing.assert_close(inhibition(h, alpha, 2.0), inhibition(h.float(), alpha, 2.0))
+    plain = inhibition(h.float(), alpha, 2.0)
+    torch.testing.assert_close(inhibition(h, alpha, 2.0), plain)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which would multiply in bfloat16 again
+        torch.testing.assert_close(inhibition(h, alpha, 2.0), plain)
 
 
 class Oddly(nn.Module):
