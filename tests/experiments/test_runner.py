@@ -312,9 +312,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
         load_tensors(saved, {n: t for n, t in tensors.items() if n != "heads.0.bias"}, "here")
     with pytest.raises(ValueError, match="'other' was saved, but the method has none"):
         load_tensors(saved, tensors | {"other": torch.zeros(1)}, "here")
-    with pytest.raises(
-        ValueError, match=r"'anchor1' was saved as \(4,\) torch.float64, .* torch.float32"
-    ):
+    with pytest.raises(ValueError, match=r"'anchor1' was saved as \(4,\) torch.float64, .* torch.float32"):
         load_tensors(saved, tensors | {"anchor1": tensors["anchor1"].double()}, "here")
 
 
