@@ -22,8 +22,9 @@ from tests.experiments.helpers import Drawing, Pulled, three_digits, tiny_net, w
 from zeroforget.data import Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
+from zeroforget.experiments.parts import NamedPart
 from zeroforget.experiments.results import Results, load_runs
-from zeroforget.experiments.runner import Failed, run
+from zeroforget.experiments.runner import Failed, _Data, run
 from zeroforget.experiments.state import load_method, load_tensors, save_task
 from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method, TaskSpec
@@ -314,6 +315,13 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
         load_tensors(saved, tensors | {"other": torch.zeros(1)}, "here")
     with pytest.raises(ValueError, match=r"'anchor1' was saved as \(4,\) torch.float64, .* torch.float32"):
         load_tensors(saved, tensors | {"anchor1": tensors["anchor1"].double()}, "here")
+
+
+def test_every_scenario_of_an_experiment_is_read(tmp_path: Path) -> None:
+    data = _Data(None, Watch())
+    few, many = (NamedPart("tests.experiments.helpers:three_digits", {"tasks": tasks}) for tasks in (1, 2))
+    assert [len(data(part).tasks) for part in (few, many, many, few)] == [1, 2, 2, 1]
+    assert data(few) is data(few)
 
 
 def test_a_lock_holds_the_number_of_its_owner_alone(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from tests.experiments.helpers import Exploding, Pulled, three_digits, tiny_net,
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import read_log
 from zeroforget.experiments.runner import run
-from zeroforget.experiments.search import Search, SearchSettings
+from zeroforget.experiments.search import Search, SearchSettings, carried
 from zeroforget.experiments.watch import Watch
-from zeroforget.methods import Method
+from zeroforget.methods import Method, TaskSpec
 from zeroforget.training import Diverged, Fit, FitLog, Regime, accuracy
 from zeroforget.training.seeding import seeded
 
@@ -170,6 +170,46 @@ class Elsewhere(Pulled):
     """Keeps its trade-off where the search does not look."""
 
     tradeoff = "firmness"
+
+
+@pytest.mark.parametrize(
+    ("figures", "tried", "lr", "value"),
+    [
+        (
+            [0.9, 0.9, 0.9],
+            ["lr-0.1", "lr-0.05", "value-00"],
+            0.1,
+            8.0,
+        ),  # equals: the earlier rate, and enough
+        ([0.8, 0.9, 0.1, 0.1, 0.1], ["lr-0.1", "lr-0.05", "value-00", "value-01", "value-02"], 0.05, 2.0),
+    ],
+)
+def test_the_course_of_a_search_by_given_accuracies(
+    figures: list[float], tried: list[str], lr: float, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def learn(method: Method, lr: float, name: str) -> FitLog:
+        method.add_task(TaskSpec("more", 2))
+        names.append(name)
+        return FitLog()
+
+    monkeypatch.setattr("zeroforget.experiments.search.accuracy", lambda *args, **kwargs: figures[len(names) - 1])
+    method = Pulled(tiny_net(SCENARIO.shape), SCENARIO.example())
+    method.add_task(TaskSpec("first", 2))
+    search = Search(
+        method, SCENARIO.tasks[1], learn, 0.1, SearchSettings(True, (0.1, 0.05), drop=0.0, halvings=2), start=8.0
+    )
+    _, log = search()
+    assert names == tried
+    assert (log.notes["hyperparameters"]["lr"], log.notes["hyperparameters"]["value"]) == (lr, value)
+    assert list(search._trained) == tried[-1:]  # one copy at a time
+
+
+def test_a_trade_off_that_was_not_searched_is_not_carried_on() -> None:
+    method = Pulled(tiny_net(SCENARIO.shape), SCENARIO.example(), strength=7.0)
+    assert carried(method, [{"hyperparameters": {"lr": 0.3, "value": None}}, {}], 0.1) == 0.3
+    assert method.strength == 7.0
 
 
 def test_a_search_in_tasks_that_do_not_come_is_refused() -> None:
