@@ -50,8 +50,21 @@ def conform(value: Any, hint: Any, where: str) -> Any:
     try:
         return _conform(value, hint)
     except TypeError:
-        name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-        raise ValueError(f"{where} must be {name}, not {value!r}") from None
+        raise ValueError(f"{where} must be {_told(hint)}, not {value!r}") from None
+
+
+def _told(hint: Any) -> str:
+    """A type in words; what a file cannot say (nothing) is left out."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(repr(value) for value in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_told(arg) for arg in args if arg is not types.NoneType)
+    if origin in (tuple, list, Sequence):
+        return f"a list of {_told(args[0])}" if origin is not tuple or args[1:] == (...,) else f"a list of {len(args)}"
+    if origin in (dict, Mapping) or hint is dict:
+        return "a table"
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 def _conform(value: Any, hint: Any) -> Any:
