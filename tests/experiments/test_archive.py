@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.experiments.helpers import results as made
 from zeroforget.cli import app
 from zeroforget.experiments import archive, formats, tables
 from zeroforget.experiments.experiment import Experiment
@@ -76,3 +77,14 @@ def test_runs_say_the_command_without_the_paths_of_a_machine(runs: tuple[Path, l
     for each in results:
         assert "/" not in each.environment["command"].split()[0]
         assert each.environment["platform"].count(" ") == 1
+
+
+def test_runs_lie_in_one_order_whatever_order_they_were_given_in(tmp_path: Path) -> None:
+    given = [made(method, seed) for method, seed in (("tfm", 1), ("ewc", 1), ("tfm", 0), ("ewc", 0))]
+    archive.save(given, tmp_path / "a.json")
+    assert [(r.method, r.seed) for r in archive.load(tmp_path / "a.json")] == [
+        ("ewc", 0),
+        ("ewc", 1),
+        ("tfm", 0),
+        ("tfm", 1),
+    ]

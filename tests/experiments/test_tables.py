@@ -268,3 +268,10 @@ def test_sizes_are_bytes() -> None:
 def test_an_unknown_format_is_named() -> None:
     with pytest.raises(ValueError, match="no table format 'html'"):
         formats.text(tables(runs()), "html")
+
+
+def test_seeds_that_learned_other_tasks_cannot_share_a_row() -> None:
+    one, other = results("ewc", 0), results("ewc", 1)
+    other.tasks[0]["name"] = "another"
+    with pytest.raises(ValueError, match="with seeds 0 and 1 differ in their tasks"):
+        tables([one, other])
