@@ -190,6 +190,7 @@ def test_the_course_of_a_search_by_given_accuracies(
     names: list[str] = []
 
     def learn(method: Method, lr: float, name: str) -> FitLog:
+        assert ("end_task" in vars(method)) == name.startswith("lr-")  # fine-tuning does nothing after training
         method.add_task(TaskSpec("more", 2))
         names.append(name)
         return FitLog()
@@ -210,6 +211,12 @@ def test_a_trade_off_that_was_not_searched_is_not_carried_on() -> None:
     method = Pulled(tiny_net(SCENARIO.shape), SCENARIO.example(), strength=7.0)
     assert carried(method, [{"hyperparameters": {"lr": 0.3, "value": None}}, {}], 0.1) == 0.3
     assert method.strength == 7.0
+
+
+def test_halvings_are_counted_from_none() -> None:
+    with pytest.raises(ValueError, match="halvings >= 0"):
+        SearchSettings(halvings=-1)
+    assert SearchSettings(halvings=0).halvings == 0
 
 
 def test_a_search_in_tasks_that_do_not_come_is_refused() -> None:
