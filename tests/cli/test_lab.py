@@ -19,7 +19,7 @@ from zeroforget.experiments.display import Lines, Live
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.runner import run
 from zeroforget.training import Progress
-from zeroforget.training.fit import Epoch
+from zeroforget.training.log import Epoch
 
 
 def zeroforget(*words: object) -> str:

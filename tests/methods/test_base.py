@@ -13,7 +13,7 @@ from tests.methods import helpers
 from zeroforget.methods import Method, TaskSpec, importance
 from zeroforget.methods.phases import joined
 from zeroforget.training import Fit, FitLog
-from zeroforget.training.fit import Epoch
+from zeroforget.training.log import Epoch
 
 
 def test_only_the_newest_head_learns_and_the_one_before_does_again_without_it() -> None:

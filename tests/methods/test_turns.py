@@ -19,7 +19,8 @@ from zeroforget.methods.tfm import Tfm
 from zeroforget.methods.turns import CHANCE, STEADY, standing, turns
 from zeroforget.nets import build
 from zeroforget.training import Fit, FitLog, Progress, Regime
-from zeroforget.training.fit import UNFINISHED, Epoch
+from zeroforget.training.fit import UNFINISHED
+from zeroforget.training.log import Epoch
 from zeroforget.training.seeding import generator, seeded
 
 IMAGES = 50

@@ -15,7 +15,7 @@ from zeroforget.data import Preparation
 from zeroforget.methods import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.training import Fit, FitLog, Progress, Regime
-from zeroforget.training.fit import Epoch
+from zeroforget.training.log import Epoch
 from zeroforget.training.seeding import seeded
 
 

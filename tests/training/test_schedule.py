@@ -19,7 +19,7 @@ from zeroforget.methods.joint import Joint
 from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, FitLog, Progress, Regime
-from zeroforget.training.fit import Epoch
+from zeroforget.training.log import Epoch
 from zeroforget.training.seeding import seeded
 
 

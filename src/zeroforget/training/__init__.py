@@ -1,7 +1,8 @@
 """The one training loop, its regime, and evaluation."""
 
 from zeroforget.training.evaluate import accuracy, logits
-from zeroforget.training.fit import Diverged, Fit, FitLog, Learner, Progress
+from zeroforget.training.fit import Diverged, Fit, Learner
+from zeroforget.training.log import FitLog, Progress
 from zeroforget.training.regime import Regime
 
 __all__ = ["Diverged", "Fit", "FitLog", "Learner", "Progress", "Regime", "accuracy", "logits"]

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,6 +18,7 @@ from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restor
 from zeroforget.training.clip import clip
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.graphs import CapturedStep, Lane, lanes, settle
+from zeroforget.training.log import Epoch, FitLog, Progress
 from zeroforget.training.mixing import mix
 from zeroforget.training.phases import Phases
 from zeroforget.training.regime import Regime
@@ -56,75 +57,6 @@ class Learner(Protocol):
     """Whether a step is the same operators on the same tensors every time, so that it can be recorded."""
 
     def capture_key(self) -> object: ...
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One line of the log."""
-
-    epoch: int
-    lr: float
-    loss: float
-    val_loss: float
-    val_accuracy: float
-    seconds: float
-
-
-@dataclass
-class FitLog:
-    """What happened: every epoch, and which one's weights were kept (-1: those before the first epoch)."""
-
-    epochs: list[Epoch] = field(default_factory=list)
-    best: int = -1
-    stopped: str = ""
-    seconds: float = 0.0
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What the method has to tell, such as the table of a growth search."""
-
-    def add(self, epoch: Epoch, keep: str) -> bool:
-        """One more epoch; whether its weights are now the ones to keep, by the rule of the regime."""
-        self.epochs.append(epoch)
-        best = self.epochs[self.best] if self.best >= 0 else None
-        if keep == "last":
-            better = True
-        elif best is None or not math.isfinite(epoch.val_loss):
-            better = math.isfinite(epoch.val_loss)
-        elif keep == "accurate":
-            better = (epoch.val_accuracy, -epoch.val_loss) > (best.val_accuracy, -best.val_loss)
-        else:
-            better = epoch.val_loss < best.val_loss
-        self.best = epoch.epoch if better else self.best
-        self.seconds += epoch.seconds
-        return better
-
-    @property
-    def val_accuracy(self) -> float:
-        """The validation accuracy of the weights that were kept."""
-        return self.epochs[self.best].val_accuracy if self.best >= 0 else math.nan
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> FitLog:
-        """The inverse of `to_dict`."""
-        return FitLog(**(values | {"epochs": [Epoch(**e) for e in values["epochs"]]}))
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands, several times a second."""
-
-    task: str
-    index: int
-    phase: int
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    lr: float
-    last: Epoch | None
 
 
 Turns = Callable[[list[FitLog]], Iterable[int]]
