@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -41,8 +40,6 @@ def run_command(
     from zeroforget.experiments.tables import tables
     from zeroforget.experiments.watch import Several, TensorBoard
 
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # a method of one's own, given as module:Class, may lie in this folder
     experiment = Experiment.load(
         file,
         changes=changes or (),

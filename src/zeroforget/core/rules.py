@@ -85,9 +85,8 @@ def _linear(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     if given.get("bias") is not None:
         unify(out, w.of(given["bias"])[0])
     if not w.is_weight(given["weight"]) and len(x) == 2 and w.is_learned(given["input"]):
-        w.writes_on_the_left(
-            given["input"], x[0], outs[0]
-        )  # the other way round: a weight's rows with what is computed
+        # The other way round: a weight's rows with what is computed.
+        w.writes_on_the_left(given["input"], x[0], outs[0])
         return [(x[0], out)]
     if w.is_parameter(given["input"]) and x[:-1]:
         w.still(*x[:-1])

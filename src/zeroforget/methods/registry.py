@@ -3,18 +3,18 @@ as `package.module:Class`. The signature of its `__init__` is its configuration.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from zeroforget.methods.base import Method
+from zeroforget.nets.registry import nearest
 
 Factory = Callable[..., Method]
 
@@ -46,12 +46,6 @@ def find(name: str) -> tuple[type[Method], dict[str, Any]]:
     if name not in own:
         raise ValueError(f"no method '{name}'{nearest(name, own)} (zeroforget methods lists all)")
     return own[name]
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """For the message about a word that is not known: the one that was probably meant, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _foreign(name: str) -> type[Method]:

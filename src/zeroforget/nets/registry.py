@@ -49,7 +49,7 @@ def names() -> list[str]:
 def find(name: str) -> Network:
     """A network by name; a misspelling is an error that names the nearest one."""
     if name not in NETWORKS:
-        raise ValueError(f"no network '{name}'{_nearest(name, NETWORKS)} (zeroforget networks lists all)")
+        raise ValueError(f"no network '{name}'{nearest(name, NETWORKS)} (zeroforget networks lists all)")
     return NETWORKS[name]
 
 
@@ -68,7 +68,7 @@ def build(name: str, shape: Shape, *, width: float = 1.0, dropout: float | None 
     for key in chosen:
         if key not in known:
             has = ", ".join(known)
-            raise ValueError(f"network '{name}' has no option '{key}'{_nearest(key, known)} (its options: {has})")
+            raise ValueError(f"network '{name}' has no option '{key}'{nearest(key, known)} (its options: {has})")
     if dropout is not None:
         chosen["dropout"] = dropout
     factory, size = find(name).factory, tuple(shape)
@@ -82,6 +82,7 @@ def build(name: str, shape: Shape, *, width: float = 1.0, dropout: float | None 
     return factory(size, width=width, **chosen)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
+    """For the message about a word that is not known: the one that was probably meant, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
