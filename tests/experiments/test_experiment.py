@@ -357,6 +357,8 @@ def test_data_are_read_from_where_the_file_says(tmp_path: Path) -> None:
     text = 'scenario = "mnist/5"\nnetwork = "small"\nmethods = ["finetuning"]\ndata_root = "nothing-here"\n'
     with pytest.raises(ValueError, match="nothing-here"):
         run(load(text, tmp_path), tmp_path / "runs")
+    with pytest.raises(ValueError, match="nor-there"):  # what is said at the start goes first
+        run(load(text, tmp_path), tmp_path / "runs", data_root=tmp_path / "nor-there")
 
 
 def test_a_change_goes_to_the_method_whose_label_says_most(tmp_path: Path) -> None:
