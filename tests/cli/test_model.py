@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -14,8 +15,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.cli.tutorial import TUTORIAL, run, sessions, workplace
 from tests.store.helpers import QUICK, tree, write_digits
@@ -113,6 +116,24 @@ def test_predictions_for_programs(garden: Path) -> None:
     assert {task["task"] for task in json.loads(output)[0]["tasks"]} == {"low", "middle"}
 
 
+def test_a_picture_that_may_not_be_read_leaves_the_others(garden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, access = Image.open, os.access
+
+    def forbidden(file: Any, *more: Any, **named: Any) -> Image.Image:
+        if str(file).endswith("000.png"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, *more, **named)
+
+    monkeypatch.setattr(os, "access", lambda path, *more: not str(path).endswith("000.png") and access(path, *more))
+    monkeypatch.setattr(Image, "open", forbidden)
+    pictures = " ".join(f"{garden}/low/digit0/00{place}.png" for place in range(2))
+    output, code = run(f"zeroforget predict {garden}/garden --task low --json {pictures}")
+    bad, good = json.loads(output)
+    assert code == 1
+    assert bad["error"] == "may not be read by this user"
+    assert good["classes"]
+
+
 def test_of_a_folder_what_is_no_picture_is_left_out(garden: Path, tmp_path: Path) -> None:
     folder, model = tmp_path / "inbox", f"{garden}/garden"
     (folder / "below").mkdir(parents=True)
@@ -165,7 +186,9 @@ MISTAKES = {
     "predict {0}/garden {0}/low --task birds": "no task 'birds'",
     "verify {0}/garden --data low": "--data wants TASK=FOLDER",
     "export {0}/garden -o {0}/x.onnx": "--all",
+    "export {0}/garden --task low -o {0}/x.pt": "does not tell what to write",
     "ship {0}/garden -o {0}/x.zfu": "--since",
+    "learn {0}/new {0}/garden --task x": "is a model, not pictures",
     "receive {0}/garden {0}/garden/model.json": "is no update",
     "learn {0}/garden/model.json {0}/nothing --task x": "is a file, and a model is a folder",
     "learn {0}/new {0}/low --task x --seed -1": "seed is a whole number",

@@ -54,7 +54,7 @@ def test_all_tasks_in_one_graph(trained: Path, data: Path, tmp_path: Path) -> No
 
 def test_a_torch_export_program(trained: Path, data: Path, tmp_path: Path) -> None:
     model = open_model(trained)
-    path = model.export(tmp_path / "low.pt2", "low", form="torch")
+    path = model.export(tmp_path / "low.pt2", "low")
     images = pixels(model, data / "low")
     program = torch.export.load(path).module()
     assert torch.allclose(program(images.float() / 255), model.logits(images, "low"), rtol=0, atol=1e-5)
@@ -92,6 +92,10 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
         model.export(tmp_path / "a", form="torch")
     with pytest.raises(ModelError, match="no task 'x'"):
         model.export(tmp_path / "a", "x")
+    for name in ("low.pt", "low.safetensors", "low"):
+        with pytest.raises(ModelError, match=rf"{name} does not tell what to write.*\.onnx or \.pt2"):
+            model.export(tmp_path / name, "low")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_told_in_both_forms(trained: Path, tmp_path: Path) -> None:

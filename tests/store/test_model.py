@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -37,6 +38,36 @@ def test_predictions_are_the_dense_networks(trained: Path, data: Path) -> None:
         assert [p for _, p in one.classes] == pytest.approx(wanted[row].topk(2).values.tolist(), abs=1e-6)
         assert one.tasks == ()
     assert torch.allclose(model.probabilities(images, 2), wanted, atol=1e-6)
+
+
+def test_a_network_taken_out_is_the_users_own(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    images = torch.stack([model.prepare(path) for path in sorted((data / "low").rglob("*.png"))[:5]])
+    before = model.logits(images, "low")
+    mine = model.dense("low").double().train()
+    for parameter in mine.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert torch.equal(model.logits(images, "low"), before)
+    assert not torch.equal(model.dense("low").get_parameter("head.weight"), mine.get_parameter("head.weight").float())
+
+
+def test_a_model_tells_where_it_is_and_what_it_knows(trained: Path, tmp_path: Path) -> None:
+    assert repr(open_model(trained)) == f"Model('{trained}'; tasks: 'low', 'middle')"
+    assert repr(open_model(tmp_path / "new")) == f"Model('{tmp_path / 'new'}'; tasks: none yet)"
+
+
+def test_numbers_are_no_pictures_and_names_of_tasks_are_words(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    files = sorted((data / "low").rglob("*.png"))[:2]
+    pixels = np.asarray(Image.open(files[0]))
+    for given in (pixels, torch.from_numpy(pixels.copy())):
+        with pytest.raises(ModelError, match=rf"not {type(given).__name__}: PIL\.Image\.fromarray"):
+            model.predict(given, "low")  # type: ignore[arg-type]
+    assert model.predict(Image.fromarray(pixels), "low")[0].label == model.predict(files[0], "low")[0].label
+    assert len(model.predict(np.array([str(file) for file in files]), "low")) == 2
+    for name in (None, 3):
+        with pytest.raises(ModelError, match="a task needs a name"):
+            model.learn(data / "high", name)  # type: ignore[arg-type]
 
 
 def test_anything_that_is_a_picture_can_be_asked(trained: Path, data: Path) -> None:

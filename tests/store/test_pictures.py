@@ -63,6 +63,11 @@ def test_folders_that_are_no_classes(tmp_path: Path) -> None:
         notes(one)
 
 
+def test_a_model_in_the_place_of_the_pictures_is_told(trained: Path) -> None:
+    with pytest.raises(ModelError, match="is a model, not pictures: name the model first"):
+        notes(trained)
+
+
 def test_unreadable_pictures_are_skipped_counted_and_refused_above_a_twentieth(tmp_path: Path) -> None:
     write_digits(tmp_path, (0, 1), 24)
     (tmp_path / "digit0" / "000.png").write_bytes(b"")

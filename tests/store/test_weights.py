@@ -73,6 +73,12 @@ def test_what_is_no_file_of_weights(tmp_path: Path, content: bytes) -> None:
         read_weights(tmp_path / "w.pt")
 
 
+def test_what_torch_thinks_of_a_pickle_is_not_shown(tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "weights.pt", pickle_protocol=4)
+    with pytest.raises(ModelError, match=r"save_file\("):  # and no warning, which would be an error here
+        read_weights(tmp_path / "weights.pt")
+
+
 def test_prefixes(tmp_path: Path) -> None:
     for prefix in ("", "module.", "module.net."):
         assert prefix_of({prefix + name: value for name, value in STATE.items()}, STATE, tmp_path, "it") == prefix

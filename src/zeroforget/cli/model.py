@@ -321,7 +321,7 @@ def _report(report: Report) -> dict[str, Any]:
 @app.command("predict")
 def predict_command(
     model: ModelPath,
-    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.", readable=False)],
     task: Annotated[
         str | None, typer.Option("--task", "-t", help="The task; without it, the likeliest is guessed.")
     ] = None,
@@ -354,7 +354,12 @@ def export_command(
     task: Annotated[str | None, typer.Option("--task", "-t", help="The task.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All tasks in one file, chosen by the input 'task'.")] = False,
     form: Annotated[
-        Literal["onnx", "torch"] | None, typer.Option("--format", "-f", help="ONNX, or a torch.export program.")
+        Literal["onnx", "torch"] | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="ONNX, or a torch.export program; by default the name's ending, .onnx or .pt2, tells.",
+        ),
     ] = None,
 ) -> None:
     """Write a task as a plain ONNX file or torch.export program, and check that it answers as the model does."""
@@ -362,8 +367,7 @@ def export_command(
 
     if (task is None) is not every:
         raise ValueError("name one task with --task, or ask for --all")
-    chosen = form or ("torch" if output.suffix == ".pt2" else "onnx")
-    open_model(model).export(output, task, form=chosen)
+    open_model(model).export(output, task, form=form)
     say(f"wrote {output} ({output.stat().st_size:,} bytes); its answers are within 1e-5 of the model's")
 
 

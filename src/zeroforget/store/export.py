@@ -19,7 +19,7 @@ from zeroforget.store import files
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import Preprocessing, TaskFacts
 from zeroforget.store.folder import PROBE
-from zeroforget.store.output import output
+from zeroforget.store.output import check_output, output
 
 if TYPE_CHECKING:
     from zeroforget.store.model import Model
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-5
 """How far another program's logits may be from ours, as a share of the largest (or of 1, if that is more)."""
 OPSET = 18
+_FORMS = {".onnx": "onnx", ".pt2": "torch"}
 
 
 class FromPixels(nn.Module):
@@ -44,9 +45,10 @@ class FromPixels(nn.Module):
         return logits
 
 
-def export(model: Model, out: Path, task: str | int | None, form: str) -> Path:
+def export(model: Model, out: Path, task: str | int | None, form: str | None) -> Path:
     """Write a task, or all of them, and check what was written; a file that fails the check is not left behind."""
-    if form not in {"onnx", "torch"}:
+    form = form or _FORMS.get(out.suffix.lower())
+    if form not in {None, "onnx", "torch"}:
         raise ModelError(f"a network can be exported as 'onnx' or 'torch' (torch.export), not '{form}'")
     if form == "torch" and task is None:
         raise ModelError("torch.export programs hold one task each; name the task")
@@ -54,6 +56,9 @@ def export(model: Model, out: Path, task: str | int | None, form: str) -> Path:
     chosen = list(model.tasks) if task is None else [model.task(task)]
     if not chosen:
         raise ModelError(f"{model.path} has no task to export")
+    check_output(out, model.path)
+    if form is None:
+        raise ModelError(f"{out.name} does not tell what to write: let it end in .onnx or .pt2, or name the format")
     with output(out, model.path, out.suffix or f".{form}") as aside:
         if form == "torch":
             _torch(model, chosen[0], aside)

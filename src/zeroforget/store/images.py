@@ -77,6 +77,8 @@ def decode(source: Source, shape: Shape, most: int = MOST_PIXELS) -> Tensor:
         raise TooManyPixels(f"has too many pixels; at most {most:,} are decoded") from None
     except FileNotFoundError:
         raise Unreadable("is missing") from None
+    except PermissionError:
+        raise Unreadable("may not be read by this user") from None
     except UnidentifiedImageError:
         empty = isinstance(source, (str, os.PathLike)) and Path(source).stat().st_size == 0
         raise Unreadable("is empty" if empty else "is no picture of a format that is read here") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -170,6 +171,10 @@ class Model:
                 if not self.refresh():
                     raise
 
+    def __repr__(self) -> str:
+        tasks = ", ".join(repr(task.name) for task in self.tasks) or "none yet"
+        return f"Model({str(self.path)!r}; tasks: {tasks})"
+
     # What there is ---------------------------------------------------------------------------------------------
 
     @property
@@ -206,8 +211,9 @@ class Model:
         return assemble_chain(self.folder, self._open().chain)
 
     def dense(self, task: str | int) -> nn.Module:
-        """A task's own plain network, in eval mode; it takes normalized pictures and gives logits."""
-        return self._reading(lambda state: state.dense(state.chain.find(task)))
+        """A task's own plain network, in eval mode; it takes normalized pictures and gives logits. It is yours:
+        whatever you do to it, the model answers as before."""
+        return copy.deepcopy(self._reading(lambda state: state.dense(state.chain.find(task))))
 
     # Use -------------------------------------------------------------------------------------------------------
 
@@ -233,6 +239,7 @@ class Model:
         """The likeliest classes of each picture; without a task, of the task that is surest of it."""
         if isinstance(sources, (str, builtins.bytes, os.PathLike)) or not isinstance(sources, Iterable):
             sources = [sources]
+        _refuse_numbers(sources)
         chosen = None if task is None else self.task(task).name
         if chosen is None and not self.tasks:
             self._open()
@@ -279,8 +286,9 @@ class Model:
         self.refresh()
         return facts
 
-    def export(self, out: str | os.PathLike[str], task: str | int | None = None, *, form: str = "onnx") -> Path:
-        """Write a task's network (without a task: all, with the task's number as an input) as ONNX or torch.export."""
+    def export(self, out: str | os.PathLike[str], task: str | int | None = None, *, form: str | None = None) -> Path:
+        """Write a task's network (without a task: all, with the task's number as an input) as ONNX or torch.export:
+        `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2."""
         from zeroforget.store.export import export
 
         return export(self, Path(out), task, form)
@@ -316,6 +324,15 @@ def undo(folder: Folder, watch: Watch) -> str:
 def open_model(path: str | os.PathLike[str]) -> Model:
     """The model in a folder; where there is none yet, the first `learn` makes it."""
     return Model(path)
+
+
+def _refuse_numbers(sources: Any) -> None:
+    """ModelError for a tensor or an array of numbers, whose rows would be taken for pictures."""
+    if isinstance(sources, Tensor) or getattr(getattr(sources, "dtype", None), "kind", "") in set("biuf"):
+        raise ModelError(
+            f"a picture is a path, the bytes of a file or a PIL image, not {type(sources).__name__}: "
+            "PIL.Image.fromarray makes one of an array; `dense` takes tensors"
+        )
 
 
 def _name(source: Source, place: int) -> str:

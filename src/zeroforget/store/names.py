@@ -27,6 +27,8 @@ def composed(name: str) -> str:
 
 def task_name(name: str) -> str:
     """A task's name as it is kept; it must be able to name a folder on any system."""
+    if not isinstance(name, str):
+        raise ModelError(f"a task needs a name, not {name!r}")
     name = kept_name(name)
     if not is_task_name(name):
         raise ModelError(

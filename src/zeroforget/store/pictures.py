@@ -14,6 +14,7 @@ from torch import Tensor
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import MOST_CLASSES, DataFacts, Preprocessing
+from zeroforget.store.folder import MODEL
 from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
 from zeroforget.store.names import composed
 from zeroforget.training.seeding import generator
@@ -151,6 +152,8 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
         notes.append(f"{len(bad)} of {total} pictures cannot be read and are skipped")
     if pictures.ignored:
         notes.append(left_out(len(pictures.ignored)))
+    if listing.classes == ("tasks",) and (listing.folder / MODEL).is_file():
+        raise ModelError(f"{listing.folder} is a model, not pictures: name the model first, then the pictures")
     if len(listing.classes) < 2:
         raise ModelError(f"{listing.folder} holds one class, '{listing.classes[0]}'; a task needs at least two")
     lone = [name for name, n in zip(listing.classes, counts, strict=True) if n < 2]
