@@ -204,7 +204,46 @@ def test_the_course_of_a_search_by_given_accuracies(
     _, log = search()
     assert names == tried
     assert (log.notes["hyperparameters"]["lr"], log.notes["hyperparameters"]["value"]) == (lr, value)
+    assert log.notes["hyperparameters"]["finetuning"] == max(figures[:2])
     assert list(search._trained) == tried[-1:]  # one copy at a time
+
+
+def test_a_trade_off_that_diverges_to_the_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    method = Pulled(tiny_net(SCENARIO.shape), SCENARIO.example())
+    method.add_task(TaskSpec("first", 2))
+
+    def learn(method: Method, lr: float, name: str) -> FitLog:
+        names.append(name)
+        if name.startswith("value"):
+            raise Diverged(f"loss became inf in {name}")
+        method.add_task(TaskSpec("more", 2))
+        return FitLog()
+
+    monkeypatch.setattr("zeroforget.experiments.search.accuracy", lambda *args, **kwargs: 0.9)
+    with pytest.raises(Diverged, match="in value-01"):
+        Search(method, SCENARIO.tasks[1], learn, 0.1, SearchSettings(True, halvings=1), start=8.0)()
+    assert names == ["lr-0.1", "value-00", "value-01"]  # none of them twice
+
+
+def test_a_search_read_from_its_file_leaves_the_trade_off_it_found(tmp_path: Path) -> None:
+    settings = SearchSettings(True, (0.02,), drop=0.05, divide=10.0)
+    found = []
+    for _ in range(2):
+        bench = Bench(strength=1000.0, second=False)
+        for index in range(2):
+            log = bench.learn(index, settings, 1000.0, tmp_path / f"{index}.json")
+        found.append((bench.method.strength, log.notes["hyperparameters"]["value"], val(bench.method, 1)))
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1] < 1000.0
+    assert bench.learned == ["lr-0.02", log.notes["hyperparameters"]["trials"][-1]["name"]]
+
+
+def test_what_was_found_last_is_carried_on() -> None:
+    method = Pulled(tiny_net(SCENARIO.shape), SCENARIO.example(), strength=7.0)
+    notes = [{"hyperparameters": {"lr": lr, "value": value}} for lr, value in ((0.3, 4.0), (0.2, 2.0))]
+    assert carried(method, [*notes, {}], 0.1) == 0.2
+    assert method.strength == 2.0
 
 
 def test_a_trade_off_that_was_not_searched_is_not_carried_on() -> None:
