@@ -124,6 +124,22 @@ def test_the_names_of_classes_must_fit() -> None:
     classifier, x, _ = in_service("MobileNet")
     with pytest.raises(ValueError, match="has 7 classes, but classes names 2"):
         adopt(classifier, x, classes=["a", "b"])
+    for names in (7, "abcdefg"):
+        with pytest.raises(ValueError, match="classes lists the names"):
+            adopt(classifier, x, classes=names)  # type: ignore[arg-type]
+
+
+def test_a_classifier_of_one_output_is_told_how_to_have_two() -> None:
+    torch.manual_seed(0)
+    classifier = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(CannotGrow, match=r"one output.*in the place of '2'"):
+        adopt(classifier, ROWS)
+    two = nn.Linear(8, 2)
+    with torch.no_grad():
+        two.weight.copy_(torch.cat([torch.zeros(1, 8), classifier[2].weight]))
+        two.bias.copy_(torch.cat([torch.zeros(1), classifier[2].bias]))
+        net = adopt(nn.Sequential(*classifier[:2], two), ROWS)
+        torch.testing.assert_close(net(ROWS, 0).softmax(1)[:, 1:], classifier(ROWS).sigmoid())
 
 
 def test_a_head_that_other_code_reads_is_refused() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.core.helpers import growing, train
+from zeroforget.core.adopt import adopt
+from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.layers import FeatureNorm, GrowingLayer
 from zeroforget.core.masks import State
@@ -118,6 +121,8 @@ BAD: list[tuple[Callable[[GrowingNetwork, Tensor], Any], str]] = [
     (lambda n, x: n(x, 2), "no task 2"),
     (lambda n, x: n(x, -1), "no task -1"),
     (lambda n, x: n(x, True), "no task True"),
+    (lambda n, x: n(x, torch.tensor([0, 1])), "no task tensor"),
+    (lambda n, x: n(x.numpy(), "birds"), "takes one tensor, a batch of inputs, not ndarray"),
     (lambda n, x: n.dense("bird"), "no task"),
     (lambda n, x: n.masks(7), "no task"),
     (lambda n, x: n.add_task("cars", 3), "already"),
@@ -126,6 +131,9 @@ BAD: list[tuple[Callable[[GrowingNetwork, Tensor], Any], str]] = [
     (lambda n, x: n.add_task("boats", 2.0), "number of a task's classes, at least 2, not 2.0"),
     (lambda n, x: n.add_task("boats", 2, growth=-0.1), "0 or more"),
     (lambda n, x: n.add_task("boats", 2, growth=float("nan")), "0 or more"),
+    (lambda n, x: n.add_task("boats", 2, growth="0.1"), "0 or more, not '0.1'"),
+    (lambda n, x: n.add_task("boats", 2, growth=[0.1]), "0 or more"),
+    (lambda n, x: n.add_task("boats", 2, growth=True), "0 or more, not True"),
     (lambda n, x: n.add_task("boats", 2, growth=0.5), r"beyond the limit: 0.25 is left"),
     (lambda n, x: n.add_task("boats", 2, growth={"nowhere": 1}), "no axis 'nowhere'"),
     (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): -1}), "whole number"),
@@ -133,6 +141,7 @@ BAD: list[tuple[Callable[[GrowingNetwork, Tensor], Any], str]] = [
     (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): 0.5}), "cannot grow by 0.5"),
     (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): float("nan")}), "0 or more, not nan"),
     (lambda n, x: n.add_task("boats", 2, growth={next(iter(n.widths())): "half"}), "not 'half'"),
+    (lambda n, x: n.load_state_dict({}), "holds 0 tasks and this network has 2: first add the tasks"),
     (lambda n, x: list(n.newborn("birds")), "read by 'cars', which would change"),
 ]
 
@@ -158,6 +167,11 @@ def test_mistakes_are_explained_and_change_nothing(
     [
         (dict(start=0.0), "start is a share"),
         (dict(start=1.5), "start is a share"),
+        (dict(start="0.5"), "start is a share"),
+        (dict(limit=float("nan")), "limit is a share"),
+        (dict(limit=float("inf")), "limit is a share"),
+        (dict(align=1.5), "align is a whole number"),
+        (dict(align=True), "align is a whole number"),
         (dict(start=0.5, limit=0.3), "below start"),
         (dict(fn="some"), "fn is"),
         (dict(bridge="warm"), "bridge is"),
@@ -167,6 +181,28 @@ def test_mistakes_are_explained_and_change_nothing(
 def test_grow_checks_its_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         grow(nn.Linear(3, 4), torch.randn(2, 3), **options)
+
+
+def test_numbers_may_be_numpys_or_torchs(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    axis, before = max(network.widths().items(), key=lambda pair: pair[1])
+    network.add_task("boats", np.int64(3), growth=np.float32(0.1))  # type: ignore[arg-type]
+    network.add_task("ships", torch.tensor(3), growth={axis: np.int64(1)})  # type: ignore[arg-type]
+    assert [type(value) for value in (network.history[2].classes, network.history[2].growth)] == [int, float]
+    assert network.history[3].growth == {axis: 1}
+    assert network.widths()[axis] > before
+    assert torch.equal(network(x, np.int64(1)), network(x, "cars"))  # type: ignore[arg-type]
+
+
+def test_a_state_dict_is_loaded_once_its_tasks_are_there(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    again = growing("lenet", start=0.5)[0]
+    with pytest.raises(ValueError, match="holds 2 tasks and this network has 0"):
+        again.load_state_dict(network.state_dict())
+    for record in network.history:
+        again.add_task(record.name, record.classes, record.growth)
+    again.load_state_dict(network.state_dict())
+    assert all(torch.equal(again.eval()(x, task), network.eval()(x, task)) for task in network.tasks)
 
 
 def test_nothing_works_before_the_first_task() -> None:
@@ -238,3 +274,19 @@ def test_a_network_can_be_grown_where_gradients_are_off() -> None:
         net.add_task("a", 2)
     net.train()(torch.randn(3, 4), "a").sum().backward()
     assert all(p.grad is not None for p in net.newborn())
+
+
+def test_a_network_can_be_grown_in_inference_mode() -> None:
+    torch.manual_seed(0)
+    x, classifier = torch.randn(5, 4), nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    with torch.inference_mode():
+        net = adopt(classifier, x)
+        expected = classifier(x)
+        net.add_task("a", 2, growth=0.5)
+        net.add_task("b", 2, growth=0.5)
+        net.drop_task()
+        made = nn.Linear(3, 4)
+    train(net, x)
+    assert torch.equal(net(x, 0), expected)
+    with pytest.raises(CannotGrow, match=r"made in torch\.inference_mode"):
+        grow(made, torch.randn(2, 3))

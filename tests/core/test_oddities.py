@@ -151,6 +151,14 @@ def test_messages_say_what_about_the_network_is_odd() -> None:
         def between(self, y: Tensor) -> Tensor:
             return y.detach()
 
+    class Mixed(Odd):
+        def between(self, y: Tensor) -> Tensor:
+            return y.bfloat16()
+
+    mixed = Mixed()
+    mixed.b.bfloat16()
+    with pytest.raises(CannotGrow, match=r"several kinds \(bfloat16, float32\).*autocast"):
+        grow(mixed, X)
     hooked = Odd()
     hooked.a.register_forward_hook(lambda module, args, out: out * 2)
     with pytest.raises(CannotGrow, match=r"plain tensors.*'scale'.*register_buffer"):
@@ -180,6 +188,13 @@ def test_what_is_no_network_or_no_batch() -> None:
             take(Odd(), X * torch.nan)
         with pytest.raises(CannotGrow, match="no parameters"):
             take(nn.Sequential(nn.ReLU()), X)
+        with pytest.raises(CannotGrow, match=r"'a.weight' is on the device 'meta'"):
+            take(Odd().to("meta"), X)
+        for example in (X[:, :5], (X * 9).byte(), X.long()):
+            with pytest.raises(
+                ValueError, match=r"does not run on an example of shape \(.*\) and torch\.\w+: .+ kind of numbers"
+            ):
+                take(Odd(), example)
     whole = Odd()
     whole.count = nn.Parameter(torch.tensor([2]), requires_grad=False)
     with pytest.raises(CannotGrow, match=r"'count' is of torch.int64.*register_buffer"):

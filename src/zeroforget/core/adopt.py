@@ -13,11 +13,12 @@ from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
 from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import check_given, wavers
+from zeroforget.core.oddities import check_given, taking, wavers
 from zeroforget.core.subject import in_service
 from zeroforget.core.trace import in_eval
 
 
+@torch.inference_mode(False)
 def adopt(
     classifier: nn.Module,
     example: Tensor,
@@ -51,7 +52,10 @@ def adopt(
     """
     check_given(classifier, example)
     example = plain_layout(example)
-    features, head = split_head(classifier, example)
+    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Collection)):
+        raise ValueError(f"classes lists the names of the classes, not {classes!r}")
+    with taking(classifier, example):
+        features, head = split_head(classifier, example)
     if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):
         raise ValueError(
             f"the classifier has {head.out_features} classes, but classes names {len(set(classes))} different ones"
@@ -81,6 +85,11 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
     if out.dim() != 2:
         raise CannotGrow(
             f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
+        )
+    if head.out_features < 2:
+        raise CannotGrow(
+            "the classifier has one output, and a task has two classes or more. Put a linear layer with two outputs in "
+            f"the place of '{path}', the first of zeros and the second its own: softmax of the two is its sigmoid"
         )
     if not out.isfinite().all():
         raise CannotGrow(

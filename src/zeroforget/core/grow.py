@@ -6,16 +6,18 @@ import functools
 import warnings
 from collections.abc import Collection
 
+import torch
 from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes, CannotGrow
-from zeroforget.core.growth import Room, count_weights
+from zeroforget.core.growth import Room, count_weights, is_share
 from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.oddities import check_given, unused
+from zeroforget.core.oddities import check_given, taking, unused
 from zeroforget.core.proof import proven_axes
 
 
+@torch.inference_mode(False)
 def grow(
     net: nn.Module,
     example: Tensor,
@@ -57,7 +59,8 @@ def grow(
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
     check_given(net, example)
     example = plain_layout(example)
-    axes = proven_axes(net, example, keep=keep, unknown=unknown)
+    with taking(net, example):
+        axes = proven_axes(net, example, keep=keep, unknown=unknown)
     if not axes.sizes and start < 1:
         raise ValueError(
             f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
@@ -78,8 +81,8 @@ def grow(
 
 def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
     """ValueError for arguments that are out of range."""
-    if not 0 < start <= 1:
-        raise ValueError(f"start is a share of the full network, above 0 and at most 1, not {start}")
+    if not is_share(start) or not 0 < start <= 1:
+        raise ValueError(f"start is a share of the full network, above 0 and at most 1, not {start!r}")
     if fn not in {"reused", "all", "none"}:
         raise ValueError(f"fn is 'reused', 'all' or 'none', not '{fn}'")
     if bridge not in {"zero", "random"}:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zeroforget.core.labels import Label, label_size
 
@@ -28,10 +30,10 @@ class Room:
     def __post_init__(self) -> None:
         if self.unit not in {"features", "weights"}:
             raise ValueError(f"unit is 'features' or 'weights', not '{self.unit}'")
-        if self.align < 1:
-            raise ValueError(f"align is a whole number of features, at least 1, not {self.align}")
-        if self.limit is not None and self.limit <= 0:
-            raise ValueError(f"limit is a share of the full width, above 0, not {self.limit}")
+        if (whole(self.align) or 0) < 1:
+            raise ValueError(f"align is a whole number of features, at least 1, not {self.align!r}")
+        if self.limit is not None and not (is_share(self.limit) and self.limit > 0):
+            raise ValueError(f"limit is a share of the full width, above 0 (none is no limit), not {self.limit!r}")
 
     def most(self, axis: str) -> int | None:
         """The most features an axis may have."""
@@ -78,8 +80,8 @@ class Room:
         self, shares: Mapping[str, float], widths: Mapping[str, int], growth: float
     ) -> tuple[dict[str, float], dict[str, int]]:
         """Shares and widths after growing every axis by a share of the full network."""
-        if not growth >= 0 or growth == float("inf"):
-            raise ValueError(f"growth is a share of the full network, 0 or more, not {growth}")
+        if not is_share(growth):
+            raise ValueError(f"growth is a share of the full network, 0 or more, not {growth!r}")
         left = self.left(shares)
         if growth > left + _ROUNDED:
             raise ValueError(
@@ -99,7 +101,7 @@ class Room:
         for axis, wanted in growth.items():
             if axis not in wider:
                 raise ValueError(f"no axis '{axis}' to grow; there are {', '.join(wider)}")
-            if not isinstance(wanted, int | float) or isinstance(wanted, bool) or not 0 <= wanted < math.inf:
+            if not is_share(wanted):
                 raise ValueError(
                     f"axis '{axis}' grows by a whole number of features or a share (0.25) of them, 0 or more, "
                     f"not {wanted!r}"
@@ -125,6 +127,36 @@ class Room:
 
     def _weights(self, shares: Mapping[str, float]) -> float:
         return self.count({axis: self.full[axis] * share for axis, share in shares.items()})
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as an int, be it Python's, numpy's or torch's; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def number(value: Any) -> float | None:
+    """A number as Python's own, an int if it is whole by its kind; None for what is none."""
+    if isinstance(value, (bool, str)):
+        return None
+    try:
+        return float(value) if (exact := whole(value)) is None else exact
+    except (TypeError, ValueError):
+        return None
+
+
+def is_share(value: Any) -> bool:
+    """Whether this is a number of 0 or more that is not infinite."""
+    return (found := number(value)) is not None and 0 <= found < math.inf
+
+
+def as_growth(growth: Any) -> Any:
+    """A growth in Python's own numbers; what is none stays, to be named where it is refused."""
+    if isinstance(growth, Mapping):
+        return {axis: as_growth(wanted) for axis, wanted in growth.items()}
+    return growth if (found := number(growth)) is None else found
 
 
 def tapered(axes: Collection[str], first: float, last: float) -> dict[str, float]:

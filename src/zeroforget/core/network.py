@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,39 +15,14 @@ from zeroforget.core import masks as _masks
 from zeroforget.core import own
 from zeroforget.core.axes import Axes
 from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, replace, replace_kept, set_tensor
-from zeroforget.core.growth import Room
+from zeroforget.core.growth import Room, as_growth, whole
 from zeroforget.core.labels import births_of, label_size
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, bits, seal, tie, unseal
 from zeroforget.core.layout import laid_out, layout_of
+from zeroforget.core.records import GrowthOverhead, TaskRecord
 from zeroforget.core.tensors import GrowingTensor
 
 _CACHED = 4  # dense networks kept for `forward`, the latest used
-
-
-@dataclass(frozen=True)
-class TaskRecord:
-    """How a task came to be: the arguments of its `add_task`. Replayed in order they rebuild the structure."""
-
-    name: str
-    classes: int
-    growth: float | Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class GrowthOverhead:
-    """Bits that zero forgetting costs beside the network and its heads."""
-
-    masks: int
-    """Two bits for each feature and task, in whole bytes for each axis."""
-    feature_norms: int
-    """Two floats for each normalized feature and task."""
-    norms: int
-    """Normalization layers' affine parameters and statistics, for each task after the first."""
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.masks + self.feature_norms + self.norms
 
 
 class GrowingNetwork(nn.Module):
@@ -116,8 +91,8 @@ class GrowingNetwork(nn.Module):
         """A task's number, counted from 0."""
         if isinstance(task, str) and task in self.tasks:
             return self.tasks.index(task)
-        if isinstance(task, int) and not isinstance(task, bool) and 0 <= task < len(self.history):
-            return task
+        if (number := whole(task)) is not None and 0 <= number < len(self.history):
+            return number
         known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
         raise ValueError(f"no task {task!r}; the tasks are {known}")
 
@@ -152,14 +127,19 @@ class GrowingNetwork(nn.Module):
             raise ValueError(f"a task needs a name, not {name!r}")
         if name in self.tasks:
             raise ValueError(f"there is a task '{name}' already; choose another name")
-        if not isinstance(classes, int) or isinstance(classes, bool) or classes < 2:
+        if (whole(classes) or 0) < 2:
             raise ValueError(f"classes is the number of a task's classes, at least 2, not {classes!r}")
-        first = not self.history
         widths = {axis: len(births) for axis, births in self._births.items()}
-        if isinstance(growth, Mapping):
-            return self.room.plan_axes(self.shares, widths, growth)
-        return self.room.plan(self.shares, widths, growth if growth is not None else self.start if first else 0.0)
+        wanted = self._wanted(growth)
+        if isinstance(wanted, Mapping):
+            return self.room.plan_axes(self.shares, widths, wanted)
+        return self.room.plan(self.shares, widths, wanted)
 
+    def _wanted(self, growth: float | Mapping[str, float] | None) -> float | Mapping[str, float]:
+        wanted: float | Mapping[str, float] = as_growth(growth)
+        return wanted if growth is not None else 0.0 if self.history else self.start
+
+    @torch.inference_mode(False)  # what is made in inference mode could never learn
     def add_task(self, name: str, classes: int, growth: float | Mapping[str, float] | None = None) -> None:
         """Make room for a task; from now on the network trains what is born with it and nothing else.
 
@@ -170,7 +150,7 @@ class GrowingNetwork(nn.Module):
         task = len(self.history)
         self._withdraw()
         shares, widths = self.plan(name, classes, growth)
-        given: float | Mapping[str, float] = growth if growth is not None else self.start if task == 0 else 0.0
+        record = TaskRecord(name, operator.index(classes), self._wanted(growth))
         for axis, width in widths.items():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])
@@ -194,10 +174,11 @@ class GrowingNetwork(nn.Module):
         self._resize(task)
         if task > 0:
             seal(self.heads[-1])
-        self.history.append(TaskRecord(name, classes, given))
+        self.history.append(record)
         self._shares.append(shares)
-        self.heads.append(self._new_head(classes))
+        self.heads.append(self._new_head(record.classes))
 
+    @torch.inference_mode(False)
     def drop_task(self) -> None:
         """Take back the newest task: the network is as it was before its `add_task`, bit for bit."""
         if not self.history:
@@ -264,6 +245,8 @@ class GrowingNetwork(nn.Module):
         `dense(task)`, so it is bit-equal to it; earlier tasks always do.
         """
         number = self.number(task)
+        if not isinstance(x, Tensor):
+            raise ValueError(f"the network takes one tensor, a batch of inputs, not {type(x).__name__}")
         newest = number == len(self.history) - 1
         try:
             if newest and self.training:
@@ -276,7 +259,7 @@ class GrowingNetwork(nn.Module):
             raise
         except StopIteration as error:
             raise ValueError(f"the network does not run with nothing newborn: {own.ASKS}") from error
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             if tuple(x.shape[1:]) == self.shape:
                 raise
             expected, why = ", ".join(map(str, ("batch", *self.shape))), str(error).partition("\n")[0]
@@ -473,6 +456,16 @@ class GrowingNetwork(nn.Module):
         while len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
         return dense
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As for any module; the tasks must be those of the network that it was saved from."""
+        heads = {name.split(".")[1] for name in state_dict if name.startswith("heads.")}
+        if strict and len(heads) != len(self.history):
+            raise ValueError(
+                f"the state dict holds {len(heads)} tasks and this network has {len(self.history)}: first add the "
+                "tasks as they were added where it was saved (`history` there tells how)"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingNetwork:
         self._cache.clear()

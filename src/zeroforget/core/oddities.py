@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CellType, FunctionType
 from typing import Any
 
@@ -38,9 +40,35 @@ def check_given(net: nn.Module, example: Tensor) -> None:
     for name, tensor in (own | {"the example": example}).items():
         if name in own and not tensor.is_floating_point():
             raise CannotGrow(f"{name} is of {tensor.dtype}, which cannot learn: make it a buffer with register_buffer")
-        if not tensor.is_meta and not bool(tensor.isfinite().all()):
+        if tensor.is_meta:
+            raise CannotGrow(
+                f"{name} is on the device 'meta' and holds no numbers: give it some, on a device that has them"
+            )
+        if tensor.is_inference() and name in own:
+            raise CannotGrow(
+                f"{name} was made in torch.inference_mode, so it can never learn: build and load the network outside"
+            )
+        if not bool(tensor.isfinite().all()):
             raise CannotGrow(f"{name} holds NaN or infinity: nothing could be proved of what comes out")
     refuse_uncopyable(net)
+
+
+@contextmanager
+def taking(net: nn.Module, example: Tensor) -> Iterator[None]:
+    """What fails inside because the network cannot take the example is a ValueError that says so."""
+    try:
+        yield
+    except _ERRORS as error:
+        try:
+            with torch.no_grad(), in_eval(net), without_caches(net):
+                net(example[:2])
+        except _ERRORS as reason:
+            raise ValueError(
+                f"the network does not run on an example of shape {tuple(example.shape)} and {example.dtype}: "
+                f"{str(reason).partition(chr(10))[0]}. Pass a batch as the network takes it: its shape, its kind of "
+                "numbers, on its device"
+            ) from error
+        raise
 
 
 def _takes(net: nn.Module, example: Tensor) -> str | None:
@@ -152,7 +180,13 @@ def hints(net: nn.Module) -> str:
         if isinstance(value, Tensor)
     ]
     nested = [p for p, m in net.named_modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in net.parameters()})
     found = ""
+    if len(kinds) > 1:
+        found += (
+            f". Its parameters are of several kinds ({', '.join(kinds)}), and code that casts between them rounds: "
+            "bring all to one kind, and train and use it under torch.autocast"
+        )
     if nested:
         found += (
             f". Where words are padded, its encoders ({_few(nested)}) compute other things in eval mode than in "

@@ -33,6 +33,7 @@ class Broke(Exception):
 
 _ATTEMPTS = 12
 _BY = 3  # new features on each axis: of a single one, a ReLU may hide the effect again and again
+_REPORT = "; please report this network"
 ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, StopIteration, Clash)
 """What a network of the wrong width raises."""
 
@@ -178,7 +179,9 @@ class Trial:
         try:
             live = self.net._learning(self.x)
         except ERRORS as error:
-            raise Unlike(f"the learning network does not run ({short(error)}); please report this network") from error
+            raise Unlike(
+                f"the learning network does not run ({short(error)})" + (hints(self.plain) or _REPORT)
+            ) from error
         finally:
             for handle in handles:
                 handle.remove()
@@ -187,15 +190,12 @@ class Trial:
             raise Unlike("the wider network computes NaN or infinity" + hints(self.plain))
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
             raise Unlike(
-                "the learning network and its dense form compute different things"
-                + (hints(self.plain) or "; please report this network")
+                "the learning network and its dense form compute different things" + (hints(self.plain) or _REPORT)
             )
         try:
             (live * torch.randn_like(live)).sum().backward()
         except RuntimeError as error:
-            raise Unlike(
-                f"the learning network has no gradients ({short(error)}); please report this network"
-            ) from error
+            raise Unlike(f"the learning network has no gradients ({short(error)}){_REPORT}") from error
         idle = {id(p) for m in norms if id(m) not in ran for p in m.parameters()}  # used in training only, if ever
         for name, parameter in self.net.named_parameters():
             if parameter.grad is None and id(parameter) not in idle:
