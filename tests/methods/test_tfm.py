@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core.axes import CannotGrow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, scenario
 from zeroforget.methods.base import TaskSpec
@@ -41,6 +42,33 @@ def test_both_names_are_found_and_differ_in_normalization(digits: Scenario) -> N
         for task in digits.tasks[:2]:
             learner.learn(task, Fit(Regime(epochs=1)))
         assert any(".norms.1." in n for n, _ in learner.named_parameters()) == has
+
+
+class Reader(nn.Module):
+    """Reads pictures line by line; nothing can be told of what a recurrent layer does with features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines, self.last = nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.last(self.lines(x.flatten(1, 2))[0][:, -1]))
+
+
+def test_what_a_refusal_advises_are_options(digits: Scenario) -> None:
+    x = torch.randn(4, 1, 8, 8)
+    with pytest.raises(CannotGrow, match=r"keep=\['lines'\].*unknown=\"keep\""):
+        build_method("tfm", Reader(), x)
+    with pytest.warns(UserWarning, match="these layers keep their width"):
+        learner = build_method("tfm", Reader(), x, unknown="keep")
+    other = build_method("tfm", Reader(), x, keep=["lines"])
+    assert isinstance(learner, Tfm)
+    assert isinstance(other, Tfm)
+    assert set(learner.net.axes.sizes) == set(other.net.axes.sizes) == {"last"}
+    learner.learn(digits.tasks[0], Fit(FEW))
+    before = learner.predictor(0)(x)
+    learner.learn(digits.tasks[1], Fit(FEW))
+    assert torch.equal(learner.predictor(0)(x), before)
 
 
 def test_the_schedule_grows_until_the_network_is_full(digits: Scenario) -> None:

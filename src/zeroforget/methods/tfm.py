@@ -42,6 +42,8 @@ class Tfm(Method):
         align: keep widths at multiples of this.
         fn: feature normalization: "reused" features, "all", or "none" ("TFM w/o FN").
         bridge: "zero" or "random": how weights from new features into old ones start.
+        keep: paths of modules whose features shall not grow.
+        unknown: "refuse" a network if some of its features cannot be followed, or "keep" those as they are.
     """
 
     name = "tfm"
@@ -74,6 +76,8 @@ class Tfm(Method):
         align: int = 1,
         fn: str = "reused",
         bridge: str = "zero",
+        keep: Sequence[str] = (),
+        unknown: str = "refuse",
     ) -> None:
         if early is not None and not 0 < early <= 1:
             raise ValueError(f"early is a share of the first layer's features, above 0 and at most 1, not {early}")
@@ -81,7 +85,8 @@ class Tfm(Method):
             raise ValueError(f"early is a share of features, so unit must be 'features', not '{unit}'")
         _check(start, growth, search, search_start, margin)
         smallest = min([start, *search_start])
-        grown = grow(net, example, start=smallest, limit=1.0, unit=unit, align=align, fn=fn, bridge=bridge)
+        options: dict[str, Any] = dict(unit=unit, align=align, fn=fn, bridge=bridge, keep=keep, unknown=unknown)
+        grown = grow(net, example, start=smallest, limit=1.0, **options)
         super().__init__(grown, example)
         self.start = start
         self.growth = growth
