@@ -59,3 +59,12 @@ def test_labels_of_any_whole_kind_count_on_past_its_end(kind: torch.dtype) -> No
     assert torch.equal(parts[0].train.batch(torch.tensor([3, 0]))[1], torch.tensor([1, 0]))
     merged = Split.merge([part.train for part in parts], range(0, 400, 2))
     assert torch.equal(merged.labels[-4:], torch.tensor([398, 399, 398, 399]))
+
+
+def test_arrays_and_lists_are_told_to_become_tensors() -> None:
+    images, labels = torch.rand(4, *SHAPE), torch.arange(4) % 2
+    for wrong, part in (((images.numpy(), labels), "images"), ((images, [0, 1, 0, 1]), "labels")):
+        with pytest.raises(ValueError, match=rf"a split's {part} are a tensor, not \w+; torch.as_tensor"):
+            Split(*wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"rows are a tensor, not list"):
+        Split(images, labels[:2], [0, 1])  # type: ignore[arg-type]

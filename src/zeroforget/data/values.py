@@ -27,6 +27,12 @@ class Split:
     rows: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for part in ("images", "labels", "rows"):
+            value: object = getattr(self, part)
+            if not isinstance(value, Tensor) and (part != "rows" or value is not None):
+                raise ValueError(
+                    f"a split's {part} are a tensor, not {type(value).__name__}; torch.as_tensor makes one of an array"
+                )
         count = len(self.images) if self.rows is None else len(self.rows)
         if count != len(self.labels):
             raise ValueError(f"a split needs one label per image; got {count} images and {len(self.labels)} labels")
