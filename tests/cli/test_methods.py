@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from zeroforget.cli import app
 from zeroforget.cli.methods import describe
-from zeroforget.methods import names
+from zeroforget.methods import Method, Overhead, names
 
 
 def call(*arguments: str) -> Result:
@@ -86,6 +86,18 @@ def test_overheads_as_json_for_one_method_and_another_shape() -> None:
     assert found["features"] == 226
     (cost,) = found["methods"]
     assert cost["inference"] == [32 * 226, 2 * 32 * 226, 3 * 32 * 226] == cost["published"] == cost["paper"]
+
+
+class Silent(Method):
+    """Keeps something, and has no words for it."""
+
+    def overhead(self) -> Overhead:
+        return Overhead(training=1)
+
+
+def test_a_method_that_keeps_something_is_not_said_to_keep_nothing() -> None:
+    assert "overhead: what its `overhead` counts" in call(f"{__name__}:Silent").stdout
+    assert "overhead: none" in call("finetuning").stdout
 
 
 def test_overheads_for_a_network_of_someone_elses() -> None:

@@ -57,7 +57,7 @@ def run_command(
 
 @app.command("table")
 def table_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those below them count too.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
     style: Annotated[
         Literal["terminal", "markdown", "latex", "csv"], typer.Option("--format", "-f", help="What to print.")
     ] = "terminal",

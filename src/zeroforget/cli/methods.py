@@ -17,6 +17,7 @@ from zeroforget.cli.app import app, console
 
 if TYPE_CHECKING:
     from zeroforget.experiments.overheads import Cost
+    from zeroforget.methods import Method
 
 
 @app.command()
@@ -64,7 +65,7 @@ def describe(name: str) -> dict[str, Any]:
         "revisits_data": cls.uses_past_data,
         "grows": cls.grows,
         "needs_backbone": cls.needs_backbone,
-        "overhead": cls.overhead_formula,
+        "overhead": _formula(cls),
         "tradeoff": cls.tradeoff,
         "about": about.strip(),
         "options": {
@@ -76,6 +77,14 @@ def describe(name: str) -> dict[str, Any]:
             for option, parameter in registry.options(cls).items()
         },
     }
+
+
+def _formula(cls: type[Method]) -> str:
+    """What a method keeps, in its own words; one that counts it and does not say so keeps something all the same."""
+    from zeroforget.methods import Method
+
+    silent = cls.overhead is not Method.overhead and cls.overhead_formula == Method.overhead_formula
+    return "what its `overhead` counts" if silent else cls.overhead_formula
 
 
 def _list(found: list[dict[str, Any]]) -> None:
