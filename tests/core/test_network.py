@@ -169,6 +169,7 @@ def test_mistakes_are_explained_and_change_nothing(
         (dict(start=1.5), "start is a share"),
         (dict(start="0.5"), "start is a share"),
         (dict(limit=float("nan")), "limit is a share"),
+        (dict(limit="0.5"), "limit is a share"),
         (dict(limit=float("inf")), "limit is a share"),
         (dict(align=1.5), "align is a whole number"),
         (dict(align=True), "align is a whole number"),

@@ -205,6 +205,16 @@ def test_what_is_no_network_or_no_batch() -> None:
         grow(broken, X)
 
 
+def test_a_notice_points_to_whoever_called() -> None:
+    class Sorted(Odd):
+        def between(self, y: Tensor) -> Tensor:
+            return y.sort(1).values
+
+    with pytest.warns(UserWarning, match="these layers keep their width") as told:
+        grow(Sorted(), X, unknown="keep")
+    assert told[0].filename == __file__
+
+
 def test_a_network_of_normalization_alone_learns() -> None:
     net = grow(nn.BatchNorm1d(X.shape[1]), X)
     net.add_task("one", 2)

@@ -17,7 +17,6 @@ from zeroforget.core.oddities import check_given, taking, unused
 from zeroforget.core.proof import proven_axes
 
 
-@torch.inference_mode(False)
 def grow(
     net: nn.Module,
     example: Tensor,
@@ -59,7 +58,7 @@ def grow(
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
     check_given(net, example)
     example = plain_layout(example)
-    with taking(net, example):
+    with torch.inference_mode(False), taking(net, example):  # what is made in inference mode could never learn
         axes = proven_axes(net, example, keep=keep, unknown=unknown)
     if not axes.sizes and start < 1:
         raise ValueError(
@@ -67,16 +66,18 @@ def grow(
         )
     names = [name for name, _ in net.named_parameters()]
     limit = 1.0 if limit is None and start < 1 else limit
-    if limit is not None and limit < start:
+    if is_share(limit) and limit is not None and limit < start:
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
     room = Room(
         axes.sizes, functools.partial(count_weights, [axes.tensors[name] for name in names]), limit, unit, align
     )
-    idle = unused(net, example)
+    with torch.inference_mode(False):
+        idle = unused(net, example)
+        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
     _notice(axes, keep)
     _warn_of_silent(axes, [*keep, *idle])
     _warn_of_unused(idle)
-    return GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
+    return grown
 
 
 def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
