@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import pickle
 import shutil
 import tempfile
 import threading
@@ -49,6 +51,27 @@ def test_a_network_taken_out_is_the_users_own(trained: Path, data: Path) -> None
         torch.nn.init.zeros_(parameter)
     assert torch.equal(model.logits(images, "low"), before)
     assert not torch.equal(model.dense("low").get_parameter("head.weight"), mine.get_parameter("head.weight").float())
+
+
+def test_what_is_no_prepared_picture_is_refused(trained: Path, data: Path) -> None:
+    model = open_model(trained)
+    image = model.prepare(next((data / "low").rglob("*.png")))
+    for wrong in (image, image[None].float(), image[None, :, :5], image[None].numpy(), image[None].repeat(1, 3, 1, 1)):
+        for ask in (model.logits, model.probabilities, lambda images, _: model.likely_tasks(images)):
+            with pytest.raises(ModelError, match=r"tensor of bytes, \(batch, 1, 8, 8\), as `prepare`"):
+                ask(wrong, "low")  # type: ignore[arg-type]
+    for top in (0, -1, 1.5):
+        with pytest.raises(ModelError, match="how many classes to name, at least 1"):
+            model.predict(Image.new("L", (8, 8)), "low", top=top)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="a folder for each task"):
+        model.verify(str(data / "low"))  # type: ignore[arg-type]
+
+
+def test_a_copy_of_a_model_opens_its_folder(trained: Path) -> None:
+    model = open_model(trained)
+    model.dense("low")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert (other.path, other.head, other is model) == (model.path, model.head, False)
 
 
 def test_a_model_tells_where_it_is_and_what_it_knows(trained: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core.growth import whole
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.store import files, which
 from zeroforget.store.assembly import assemble_chain
@@ -171,6 +172,9 @@ class Model:
                 if not self.refresh():
                     raise
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Model, (self.path,)  # a copy, or another process, opens the folder itself
+
     def __repr__(self) -> str:
         tasks = ", ".join(repr(task.name) for task in self.tasks) or "none yet"
         return f"Model({str(self.path)!r}; tasks: {tasks})"
@@ -223,15 +227,26 @@ class Model:
 
     def logits(self, images: Tensor, task: str | int) -> Tensor:
         """A task's logits for prepared pictures (bytes; batch, channels, height, width)."""
+        self._check(images)
         return self._reading(lambda state: _logits(state, images, state.chain.find(task)))
 
     def probabilities(self, images: Tensor, task: str | int) -> Tensor:
         """The probability of each of the task's classes, for prepared pictures."""
+        self._check(images)
         return self._reading(lambda state: _probabilities(state, images, state.chain.find(task)))
 
     def likely_tasks(self, images: Tensor) -> dict[str, Tensor]:
         """Task → how likely each prepared picture belongs to it: a guess, from how far its features lie."""
+        self._check(images)
         return self._reading(lambda state: _likely(state, images))
+
+    def _check(self, images: Any) -> None:
+        """Floats would be answered too, as if they ran from 0 to 1."""
+        fits = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == self.shape
+        if not fits:
+            got = f"{images.dtype} of {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+            wanted = ", ".join(map(str, ("batch", *self.shape)))
+            raise ModelError(f"prepared pictures are a tensor of bytes, ({wanted}), as `prepare` makes each; got {got}")
 
     def predict(
         self, sources: Source | Iterable[Source], task: str | int | None = None, *, top: int = 3
@@ -240,6 +255,8 @@ class Model:
         if isinstance(sources, (str, builtins.bytes, os.PathLike)) or not isinstance(sources, Iterable):
             sources = [sources]
         _refuse_numbers(sources)
+        if (whole(top) or 0) < 1:
+            raise ModelError(f"top is how many classes to name, at least 1, not {top!r}")
         chosen = None if task is None else self.task(task).name
         if chosen is None and not self.tasks:
             self._open()
@@ -268,6 +285,8 @@ class Model:
 
     def verify(self, data: Mapping[str, str | os.PathLike[str]] | None = None) -> Report:
         """Prove that nothing has moved; with `data` (task → folder of class folders) also measure accuracy there."""
+        if data is not None and not isinstance(data, Mapping):
+            raise ModelError("data names a folder for each task to measure: verify({'birds': 'photos/birds'})")
         return verify(self.folder, {name: Path(at) for name, at in (data or {}).items()})
 
     # Change ----------------------------------------------------------------------------------------------------
