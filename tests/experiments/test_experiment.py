@@ -10,7 +10,7 @@ import torch
 
 from tests.experiments.helpers import write_toml
 from zeroforget.experiments.checking import conform
-from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.experiment import Choice, Experiment
 from zeroforget.experiments.parts import make_scenario
 from zeroforget.training import Regime
 
@@ -50,6 +50,9 @@ def test_options_in_force_include_defaults(tmp_path: Path) -> None:
     weak, firm = experiment.methods
     assert weak.all_options()["strength"] == 5000.0
     assert (firm.label, firm.method, firm.all_options()["strength"]) == ("firm", "ewc", 9.0)
+    own, plain = load(BASE + '[methods.tfm-nofn]\nfn = "all"\n[methods.tfm]\n', tmp_path).methods
+    assert (own.all_options()["fn"], plain.all_options()["fn"]) == ("all", "reused")
+    assert Choice("tfm-nofn", "tfm-nofn").all_options()["fn"] == "none"
 
 
 @pytest.mark.parametrize(

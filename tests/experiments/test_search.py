@@ -46,14 +46,15 @@ def val(method: Method, index: int) -> float:
     return accuracy(method.predictor(index), task.val, task.prepare)
 
 
-def test_the_first_task_searches_the_learning_rate_only_and_keeps_what_it_trained() -> None:
+@pytest.mark.parametrize("rates", [(1e-4, 0.1), (0.1, 1e-4)])
+def test_the_first_task_searches_the_learning_rate_only_and_keeps_what_it_trained(rates: tuple[float, ...]) -> None:
     bench = Bench(strength=100.0, second=False)
-    log = bench.learn(0, SearchSettings(True, (1e-4, 0.1)), 100.0)
-    assert bench.learned == ["lr-0.0001", "lr-0.1"]
+    log = bench.learn(0, SearchSettings(True, rates), 100.0)
+    assert bench.learned == [f"lr-{rate:g}" for rate in rates]
     found = log.notes["hyperparameters"]
     assert found["lr"] == 0.1
     assert found["option"] is None
-    assert [t["accuracy"] for t in found["trials"]][1] == val(bench.method, 0) > 0.9
+    assert [t["accuracy"] for t in found["trials"]][rates.index(0.1)] == val(bench.method, 0) > 0.9
 
 
 def test_the_trade_off_is_halved_until_the_task_is_learned_well_enough() -> None:
@@ -208,22 +209,23 @@ def test_the_course_of_a_search_by_given_accuracies(
     assert list(search._trained) == tried[-1:]  # one copy at a time
 
 
-def test_a_trade_off_that_diverges_to_the_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tried", [["lr-0.1"], ["lr-0.1", "value-00", "value-01"]], ids=["rates", "values"])
+def test_a_search_that_diverges_to_the_end_is_an_error(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     method = Pulled(tiny_net(SCENARIO.shape), SCENARIO.example())
     method.add_task(TaskSpec("first", 2))
 
     def learn(method: Method, lr: float, name: str) -> FitLog:
         names.append(name)
-        if name.startswith("value"):
+        if name[:2] == tried[-1][:2]:
             raise Diverged(f"loss became inf in {name}")
         method.add_task(TaskSpec("more", 2))
         return FitLog()
 
     monkeypatch.setattr("zeroforget.experiments.search.accuracy", lambda *args, **kwargs: 0.9)
-    with pytest.raises(Diverged, match="in value-01"):
+    with pytest.raises(Diverged, match=f"in {tried[-1]}"):
         Search(method, SCENARIO.tasks[1], learn, 0.1, SearchSettings(True, halvings=1), start=8.0)()
-    assert names == ["lr-0.1", "value-00", "value-01"]  # none of them twice
+    assert names == tried  # none of them twice
 
 
 def test_a_search_read_from_its_file_leaves_the_trade_off_it_found(tmp_path: Path) -> None:
