@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_an_archive_gives_back_what_tables_need(runs: tuple[Path, list[Results]]
     for a, b in zip(sorted(back, key=key), sorted(results, key=key), strict=True):
         assert (a.accuracy, a.unchanged, a.overhead, a.growth) == (b.accuracy, b.unchanged, b.overhead, b.growth)
         assert a.epochs == b.epochs
+        assert [log["best"] for log in a.logs] == [log["best"] for log in b.logs]
         assert a.environment == b.environment
     assert file.stat().st_size < 40_000
 
@@ -88,3 +90,30 @@ def test_runs_lie_in_one_order_whatever_order_they_were_given_in(tmp_path: Path)
         ("tfm", 0),
         ("tfm", 1),
     ]
+
+
+def test_experiments_and_scenarios_lie_together(tmp_path: Path) -> None:
+    given = [
+        replace(made(method, scenario=scenario), experiment=experiment)
+        for method in ("ewc", "tfm")
+        for scenario in ("digits/5", "birds/4")
+        for experiment in ("two", "one")
+    ]
+    archive.save(given, tmp_path / "a.json")
+    assert [(r.experiment, r.scenario, r.method) for r in archive.load(tmp_path / "a.json")] == [
+        (experiment, scenario, method)
+        for experiment in ("one", "two")
+        for scenario in ("birds/4", "digits/5")
+        for method in ("ewc", "tfm")
+    ]
+
+
+def test_what_was_searched_and_what_waited_is_kept(tmp_path: Path) -> None:
+    """Tables need both: the one tells what was tuned, the other which tasks have nothing to forget."""
+    one = made("joint")
+    one.logs[0]["stopped"] = "waits for task 2"
+    one.logs[1]["notes"]["hyperparameters"] = {"lr": 0.1, "trials": [{"name": "lr-0.1"}]}
+    archive.save([one, made("tfm")], tmp_path / "a.json")
+    joint, tfm = archive.load(tmp_path / "a.json")
+    assert (joint.trained, tfm.trained) == ([False, True], [True, True])
+    assert [log["notes"] for log in joint.logs] == [log["notes"] for log in one.logs]

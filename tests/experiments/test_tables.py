@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.experiments.helpers import results
 from zeroforget.experiments import formats
-from zeroforget.experiments.results import Results
+from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.tables import COSTS, Cell, averages, costs, signed, size, tables
 
 LACKING = "Not every method has a finished run with each seed (0, 1): mine_own lacks 0."
@@ -157,6 +159,35 @@ def test_scenarios_are_tables_of_their_own() -> None:
     ]
 
 
+def test_experiments_and_networks_are_tables_of_their_own() -> None:
+    one = results()
+    made = tables([one, replace(one, experiment="again"), replace(one, network="lenet"), results("tfm")])
+    assert [(table.title, len(table.rows)) for table in made] == [
+        ("digits/5 · small", 2),
+        ("digits/5 · small", 1),
+        ("digits/5 · lenet", 1),
+    ]
+
+
+def test_runs_are_read_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    for name in ("b", "c", "a"):
+        results(name).save(tmp_path / name)
+    assert [each.method for each in load_runs([tmp_path])] == ["a", "b", "c"]
+    assert [each.method for each in load_runs([tmp_path / "c", tmp_path / "b"])] == ["c", "b"]
+
+
+def waited(method: str) -> Results:
+    """As joint training from scratch leaves it: the first task was learned with the second."""
+    values = results(method, accuracy=[[0.1], [0.9, 0.8]]).to_dict()
+    values["logs"][0] |= {"stopped": "waits for task 2"}
+    return Results.from_dict(values)
+
+
+def test_a_task_that_waited_has_nothing_to_forget() -> None:
+    (table,) = tables([waited("joint-scratch")])
+    assert [str(cell) for cell in table.rows[0].entries] == ["90.0", "80.0 (0.0)", "85.0"]
+
+
 def test_runs_that_cannot_share_a_row_are_refused() -> None:
     with pytest.raises(ValueError, match="twice with one seed"):
         tables([results(), results()])
@@ -194,6 +225,18 @@ def test_equal_averages_share_the_bold() -> None:
     (table,) = tables([results("tfm"), results("ewc"), results("si", accuracy=[[1.0], [0.1, 0.2]])])
     assert [r.average.best for r in table.rows] == [True, False, True]
     assert str(Cell(50.0)) == "50.0"
+    near = [
+        results(method, accuracy=[[figure]]) for method, figure in (("tfm", 0.9304), ("ewc", 0.9296), ("si", 0.9294))
+    ]
+    assert [r.average.best for r in tables(near)[0].rows] == [True, False, True]  # 93.0, 92.9, 93.0
+
+
+def test_the_best_of_one_is_not_bold_and_upper_bounds_do_not_compete() -> None:
+    bounds = [results(method, accuracy=[[1.0]]) for method in ("joint", "joint-scratch", "alone")]
+    low, lower = results("tfm", accuracy=[[0.5]]), results("ewc", accuracy=[[0.4]])
+    for runs, best in (([low], []), ([*bounds, low], []), ([*bounds, low, lower], ["tfm"])):
+        (table,) = tables(runs)
+        assert [row.method for row in table.rows if row.average.best] == best
 
 
 def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold() -> None:
@@ -222,6 +265,53 @@ def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold()
     ]
     assert "| TFM | 25.0 | **50.0** | **50.0** |" in formats.markdown(table)
     assert table.notes[0] == "Not run on every scenario: EWC."
+
+
+def test_averages_are_of_methods_that_ran_everywhere_and_repeat_no_note() -> None:
+    names = ["tiny-imagenet/random", "tiny-imagenet/semantic", "digits/5"]
+    made = [
+        results(method, 0, scenario=name)
+        for method in ("tfm", "ewc")
+        for name in names
+        if (method, name) != ("ewc", names[2])
+    ]
+    made += [results("tfm", 1, scenario=name) for name in names[:2]]
+    table = averages(made)
+    assert [(row.method, row.seeds) for row in table.rows] == [("tfm", 2)]
+    assert not any(cell.best for cell in table.rows[0].entries)  # nobody to compare with
+    assert table.notes == (
+        "Not run on every scenario: EWC.",
+        "Not every method has a finished run with each seed (0, 1): EWC lacks 1.",
+    )
+
+
+def spent(method: str, seed: int, last: float = 0.8) -> Results:
+    """A run whose figures differ from task to task."""
+    values = results(method, seed, [[0.9], [0.9, last]]).to_dict()
+    values |= {"parameters": [100, 300], "seconds": [1.0, 2.5], "unchanged": [seed == 0, True]}
+    values["overhead"] = [{"training": 80, "inference": 8}, {"training": 160 + 80 * seed, "inference": 16}]
+    for log, count in zip(values["logs"], (3, 4), strict=True):
+        log["epochs"] = [{}] * count
+    return Results.from_dict(values)
+
+
+def test_costs_are_those_after_the_last_task_and_means_over_seeds() -> None:
+    alone = [results("alone", seed, [[0.9], [0.9, figure]]) for seed, figure in ((0, 0.5), (1, 0.9))]
+    table = costs([spent("tfm", 0), spent("tfm", 1), *alone])
+    cost = table.rows[0]
+    assert (cost.parameters, cost.training, cost.inference) == (300, 200, 16)
+    assert (cost.epochs, cost.seconds, cost.kept, cost.tasks) == (7, 3.5, 1.5, 2)
+    assert cost.transfer == pytest.approx((30 - 10) / 2)  # each seed beside its own
+    assert formats.costs_text([costs([spent("tfm", 0)])], "latex").splitlines() == [
+        "\\begin{tabular}{lrrrrrrr}",
+        "\\toprule",
+        "\\multicolumn{8}{c}{\\textbf{digits/5 $\\cdot$ small}} \\\\",
+        "Method & parameters & overhead training & inference & epochs & seconds & bits kept & transfer \\\\",
+        "\\midrule",
+        "TFM & 300 & 20 B & 2 B & 7 & 3.5 & 2 of 2 tasks & – \\\\",
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
 
 
 def test_costs_and_forward_transfer() -> None:
