@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,6 +18,7 @@ from zeroforget.cli import app
 from zeroforget.experiments.display import Lines, Live
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.runner import run
+from zeroforget.experiments.watch import TensorBoard
 from zeroforget.training import Progress
 from zeroforget.training.log import Epoch
 
@@ -61,7 +62,7 @@ def test_runs_that_are_not_finished_are_named_beside_the_output(tmp_path: Path) 
     assert whole.stderr == ""
     (stopped,) = out.rglob("finetuning/seed-0")
     (stopped / "results.json").unlink()
-    shutil.rmtree(stopped / "tasks" / "001")
+    (stopped / "tasks" / "001").rename(stopped / "tasks" / ".001.tmp")  # as a kill before it had its name leaves it
     for words in (["table"], ["archive", "-o", tmp_path / "a.json"], ["report", "-o", tmp_path / "page.html"]):
         told = CliRunner().invoke(app, [words[0], str(out), *map(str, words[1:])])
         assert told.exit_code == 0
@@ -179,6 +180,67 @@ def test_runs_at_the_same_time_are_told_apart(kind: type[Lines], tmp_path: Path)
         assert "0/3 runs done" in shown
         assert f"{title}, seed 0 · task 1/2" in shown
         assert f"{title}, seed 1 · task 1/2 · lr-0.1" in shown
+
+
+def test_lines_say_how_long_it_takes_yet_what_is_kept_and_what_was_lost(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    (config,) = Experiment.load(write_toml(tmp_path), methods=["pulled"]).runs()
+    watch = Lines(Console(file=screen, width=160), 1, pause=0.0)
+    watch.run_begins(config, ["a", "b", "c"], 1)
+    watch.progress(config, Progress("b", 1, 0, 1, 4, 2, 4, 0.1, Epoch(0, 0.1, 0.5, 0.5, 0.75, 10.0)), "lr-0.1")
+    record = {"index": 2, "name": "c", "accuracy": [0.5, 0.7, 0.9], "unchanged": [False, True, True], "seconds": 1.0}
+    watch.task_done(config, record)
+    watch.run_done(config, results(accuracy=[[0.9], [0.6, 0.8], [0.7, 0.9, 0.8]]), False)
+    assert screen.getvalue().splitlines()[1:] == [
+        "    task 2/3 lr-0.1: epoch 2/4 loss 0.500 accuracy 75.0 %, at most 25 s left for it",
+        "  task 3/3 c: 90.0 %, average 70.0 %, 1 of 2 earlier ones bit-equal, 1.0 s",
+        "  average 80.0 %, most forgotten -20.0",
+    ]
+
+
+class Written:
+    """In place of TensorBoard's own writer."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.scalars: list[tuple[str, float, int]] = []
+        self.closed = False
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_tensorboard_gets_each_epoch_once_and_every_task_at_its_step(tmp_path: Path) -> None:
+    (config,) = Experiment.load(write_toml(tmp_path), methods=["pulled"]).runs()
+    watch = TensorBoard(tmp_path)
+    made: list[Written] = []
+
+    def make(place: str) -> Any:
+        made.append(Written(place))
+        return made[0]
+
+    watch._make = make
+    watch.run_begins(config, ["a", "b"], 1)
+    for step in (4, 1, 2):  # the end of an epoch, and twice within the next one
+        watch.progress(config, Progress("b", 1, 0, 1, 4, step, 4, 0.1, Epoch(0, 0.1, 0.5, 0.6, 0.75, 1.0)), "lr-0.1")
+    watch.task_done(config, {"index": 1, "accuracy": [0.5, 1.0]})
+    (writer,) = made
+    assert not writer.closed
+    watch.run_done(config, results(), False)
+    assert writer.closed
+    assert writer.place == str(tmp_path / config.folder / "tensorboard")
+    assert writer.scalars == [
+        ("task-2/lr-0.1/phase-0/loss", 0.5, 0),
+        ("task-2/lr-0.1/phase-0/val_loss", 0.6, 0),
+        ("task-2/lr-0.1/phase-0/val_accuracy", 0.75, 0),
+        ("task-2/lr-0.1/phase-0/lr", 0.1, 0),
+        ("accuracy/task-1", 0.5, 2),
+        ("accuracy/task-2", 1.0, 2),
+        ("accuracy/average", 0.75, 2),
+    ]
 
 
 def test_results_of_a_run_are_plain_json(tmp_path: Path) -> None:
