@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.cli.tutorial import run
 from tests.store.helpers import QUICK, write_digits
+from zeroforget.cli.app import LAB, MODEL
 from zeroforget.store import Model, open_model
 
 ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]
@@ -163,6 +164,13 @@ def test_learn_computes_with_as_many_threads_as_asked_for(
     assert (seen, torch.get_num_threads()) == ([before + 1, before], before)
     output, code = run(f"zeroforget learn {tmp_path}/m {garden}/low --task low --threads 0")
     assert (code, "--threads" in output) == (2, True)
+
+
+def test_help_groups_the_commands_a_models_first() -> None:
+    output = run("zeroforget --help")[0]
+    parts = [output.index(panel) for panel in (MODEL, LAB)]
+    assert parts == sorted(parts)
+    assert "Commands" not in output  # where those without a group would be
 
 
 def test_receive_tells_how_a_first_model_comes() -> None:

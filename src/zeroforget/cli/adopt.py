@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import app, console, errors
+from zeroforget.cli.app import MODEL, app, console, errors
 
 
-@app.command("adopt")
+@app.command("adopt", rich_help_panel=MODEL)
 def adopt_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of the model to make.")],
     pictures: Annotated[Path, typer.Argument(help="Class folders of pictures to measure it by and to prove it with.")],

@@ -17,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+MODEL, LAB = "A model in a folder", "The laboratory"
+"""How `--help` groups the commands."""
 console = Console()
 errors = Console(stderr=True)
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import app, console, errors
+from zeroforget.cli.app import LAB, app, console, errors
 
 if TYPE_CHECKING:
     from zeroforget.data import Plan, Progress
@@ -44,7 +44,7 @@ def progress_bars() -> Iterator[Progress]:
         yield told
 
 
-@app.command()
+@app.command(rich_help_panel=LAB)
 def scenarios(data_root: Path | None = DataRoot) -> None:
     """List the scenarios: tasks, classes, images, and whether they are ready on this disk."""
     from rich.table import Table
@@ -78,7 +78,7 @@ def _counts(plan: Plan) -> list[str]:
     return [f"{count:,}" for count in (tasks, *sums)]
 
 
-@app.command()
+@app.command(rich_help_panel=LAB)
 def data(
     name: str | None = typer.Argument(None, help="A data set; without one, all are listed."),
     download: bool = typer.Option(False, "--download", help="Fetch, verify and unpack it (what is there is kept)."),

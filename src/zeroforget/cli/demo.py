@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import app, console
+from zeroforget.cli.app import LAB, app, console
 
 
-@app.command("demo")
+@app.command("demo", rich_help_panel=LAB)
 def demo_command(
     seed: Annotated[int, typer.Option(help="Fixes data split, initial network and all that is random.")] = 0,
 ) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zeroforget.cli.app import app, console, errors
+from zeroforget.cli.app import LAB, app, console, errors
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
 
 
-@app.command("run")
+@app.command("run", rich_help_panel=LAB)
 def run_command(
     file: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
     changes: Annotated[
@@ -55,7 +55,7 @@ def run_command(
     console.print(f"runs are in {out / experiment.name}", soft_wrap=True, highlight=False)
 
 
-@app.command("table")
+@app.command("table", rich_help_panel=LAB)
 def table_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
     style: Annotated[
@@ -85,7 +85,7 @@ def table_command(
         _put(formats.text(tables, style) + ("\n" + more if more else ""), output)
 
 
-@app.command("archive")
+@app.command("archive", rich_help_panel=LAB)
 def archive_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those below them count too.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, such as results/digits.json.")],

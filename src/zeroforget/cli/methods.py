@@ -13,14 +13,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from zeroforget.cli.app import app, console
+from zeroforget.cli.app import LAB, app, console
 
 if TYPE_CHECKING:
     from zeroforget.experiments.overheads import Cost
     from zeroforget.methods import Method
 
 
-@app.command()
+@app.command(rich_help_panel=LAB)
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method's card: ours, or package.module:Class.")] = None,
     overhead: Annotated[

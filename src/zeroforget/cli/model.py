@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from zeroforget.cli import predictions
-from zeroforget.cli.app import Threads, app, computing_with, console, errors
+from zeroforget.cli.app import MODEL, Threads, app, computing_with, console, errors
 from zeroforget.cli.printing import say, show, table_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FEW_LAYERS = 12
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command("learn")
+@app.command("learn", rich_help_panel=MODEL)
 def learn_command(
     model: ModelPath,
     pictures: Annotated[Path, typer.Argument(help="A folder that holds a folder of pictures for each class.")],
@@ -203,7 +203,7 @@ def _figures(progress: Progress) -> str:
     return text
 
 
-@app.command("tasks")
+@app.command("tasks", rich_help_panel=MODEL)
 def tasks_command(
     model: ModelPath,
     layers: Annotated[bool, typer.Option("--layers", help="Features of each layer, however many.")] = False,
@@ -248,7 +248,7 @@ def _layers(tasks: Sequence[TaskFacts]) -> Table:
     return table
 
 
-@app.command("verify")
+@app.command("verify", rich_help_panel=MODEL)
 def verify_command(
     model: ModelPath,
     data: Annotated[
@@ -318,7 +318,7 @@ def _report(report: Report) -> dict[str, Any]:
     return asdict(report)
 
 
-@app.command("predict")
+@app.command("predict", rich_help_panel=MODEL)
 def predict_command(
     model: ModelPath,
     pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.", readable=False)],
@@ -347,7 +347,7 @@ def predict_command(
         raise typer.Exit(1)
 
 
-@app.command("export")
+@app.command("export", rich_help_panel=MODEL)
 def export_command(
     model: ModelPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
@@ -371,7 +371,7 @@ def export_command(
     say(f"wrote {output} ({output.stat().st_size:,} bytes); its answers are within 1e-5 of the model's")
 
 
-@app.command("ship")
+@app.command("ship", rich_help_panel=MODEL)
 def ship_command(
     model: ModelPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="The update to write, such as update.zfu.")],
@@ -390,7 +390,7 @@ def ship_command(
     say(f"wrote {output}: {names}, {size:,} bytes, {100 * size / whole:.1f} % of the model")
 
 
-@app.command("receive")
+@app.command("receive", rich_help_panel=MODEL)
 def receive_command(
     model: ModelPath,
     update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.")],
@@ -407,7 +407,7 @@ def receive_command(
     )
 
 
-@app.command("undo")
+@app.command("undo", rich_help_panel=MODEL)
 def undo_command(
     model: ModelPath,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

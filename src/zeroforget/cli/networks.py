@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from zeroforget.cli.app import app, console
+from zeroforget.cli.app import LAB, app, console
 
 if TYPE_CHECKING:
     from zeroforget.nets import Shape
 
 
-@app.command()
+@app.command(rich_help_panel=LAB)
 def networks(
     shape: str | None = typer.Option(
         None, help="Count for images of channels,height,width instead of each network's own.", metavar="C,H,W"

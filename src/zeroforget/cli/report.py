@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import app, console
+from zeroforget.cli.app import LAB, app, console
 from zeroforget.cli.lab import tell_unfinished
 
 
-@app.command()
+@app.command(rich_help_panel=LAB)
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),

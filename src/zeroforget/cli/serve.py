@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import Threads, app, computing_with, errors
+from zeroforget.cli.app import MODEL, Threads, app, computing_with, errors
 
 
-@app.command("serve")
+@app.command("serve", rich_help_panel=MODEL)
 def serve_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
     host: Annotated[str, typer.Option(help="The address to serve at; by default only this machine reaches it.")] = (
