@@ -8,6 +8,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests.experiments.helpers import results
 from tests.experiments.report_runs import GROWN, run, study
 from zeroforget.experiments.report import charts, figures, gather, write_figures
 from zeroforget.experiments.report.growth import Drawing, Growth
@@ -127,6 +129,45 @@ def test_other_tasks_of_one_name_do_not_mix_either() -> None:
     assert [group.tasks for group in found] == [["a", "b"], ["a", "c"]]
 
 
+def test_experiments_of_one_scenario_and_regimes_of_one_method_are_told_apart() -> None:
+    one = run("tfm")
+    found = gather.groups([one, replace(one, experiment="again")])
+    assert [len(group.runs) for group in found] == [1, 1]
+    (group,) = gather.groups([one, replace(one, regime=one.regime | {"lr": 0.1})])
+    assert [entry.label for entry in group.entries] == ["TFM (regime.lr=0.05)", "TFM (regime.lr=0.1)"]
+
+
+def seeds() -> gather.Group:
+    """Two seeds of one method, the later one first and one of them named twice."""
+    zero = results("ewc", 0, [[0.9], [0.6, 0.8], [0.3, 0.4, 0.7]])
+    one = results("ewc", 1, [[0.7], [0.6, 0.6], [0.1, 0.2, 0.5]])
+    (group,) = gather.groups([replace(one, parameters=[10, 20, 30]), zero, zero])
+    return group
+
+
+def test_rows_are_the_figures_of_the_matrix_averaged_over_seeds() -> None:
+    group = seeds()
+    (entry,) = group.entries
+    assert entry.seeds == [0, 1]
+    for k, values in enumerate(([80, 60, 20], [70, 30], [60])):
+        rows = gather.of_task(group, k)
+        assert [row["value"] for row in rows] == pytest.approx(values)
+        assert [(row["after"], row["name"]) for row in rows] == [(t + 1, f"t{t + 1}") for t in range(k, 3)]
+    cells = {(row["t"], row["k"]): row["value"] for row in gather.matrix(group, entry)}
+    assert cells == pytest.approx({(1, 1): 80, (2, 1): 60, (2, 2): 70, (3, 1): 20, (3, 2): 30, (3, 3): 60})
+    spread = 10 * 2**0.5  # of 0.9 and 0.7
+    first = gather.averages(group)[0]
+    assert (first["low"], first["value"], first["high"]) == pytest.approx((80 - spread, 80, 80 + spread))
+    assert gather.lowest([[first], [{"value": 75.0}]]) == pytest.approx(80 - spread)
+    assert gather.network_bytes(group) == 4 * 30
+
+
+def test_proofs_are_of_earlier_tasks() -> None:
+    group = seeds()
+    group.entries[0].runs[0].unchanged[:] = [False, True, True]
+    assert gather.proof(group.entries[0]) == (3, 4)
+
+
 def test_averages_over_seeds() -> None:
     runs = [run("ewc", seed=seed, forgets=0.1) for seed in range(3)]
     (group,) = gather.groups(runs)
@@ -147,7 +188,10 @@ def test_long_curves_are_thinned_but_keep_their_best_epoch() -> None:
     (group,) = gather.groups([run("tfm", length=500)])
     rows = gather.curves(group, 0, "val_loss")
     assert len(rows) <= gather.POINTS_PER_CURVE + 2
-    assert [row["epoch"] - 1 for row in rows if row["kept"]] == [group.runs[0].logs[0]["best"]]
+    log = group.runs[0].logs[0]
+    assert [row["epoch"] - 1 for row in rows if row["kept"]] == [log["best"]]
+    assert rows[-1]["epoch"] == len(log["epochs"])
+    assert gather.curves(group, 0, "val_accuracy")[0]["value"] == 100 * log["epochs"][0]["val_accuracy"]
 
 
 def test_infinite_losses_are_left_out() -> None:
@@ -189,6 +233,25 @@ def test_methods_that_grow_alike_share_a_drawing() -> None:
     assert [label for label, _ in gather.grown(group)] == ["TFM w/o FN, TFM"]
 
 
+def test_a_panel_tells_what_its_task_added_and_how_wide_layers_are_then() -> None:
+    drawing = Drawing(Growth({"one": [2, 4, 6], "two": [6, 9, 12]}, ["1", "2", "3"]), "g")
+    assert drawing.told(1) == "5 new features, 24 new connections"
+    for t, widths in enumerate((["2", "6"], ["4", "9"], ["6", "12"])):
+        assert re.findall(r'class="g-count"[^>]*>([^<]*)<', drawing.panel(t)) == widths
+
+
+def test_charts_are_read_as_they_are_meant() -> None:
+    style = charts.Style(("tfm",))
+    scale = charts.described(charts.accuracy(style, 5, 47.0))["layer"][1]["encoding"]["y"]["scale"]
+    assert scale == {"domain": [40, 100]}
+    heat = charts.described(charts.matrix(style, 3))["layer"][0]["encoding"]
+    assert (heat["x"]["field"], heat["y"]["field"]) == ("k", "t")
+    _, points = charts.described(charts.curves(style, "loss", 0.0))["layer"]
+    assert points["transform"] == [{"filter": "datum.kept"}]
+    bars = charts.described(charts.layers(style, ["z", "a"], 3))["encoding"]["y"]
+    assert bars["sort"] == ["z", "a"]  # in the network's order
+
+
 # Files -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +282,18 @@ def test_every_method_is_named_in_the_figure() -> None:
     for label in ("Finetuning", "Joint", "EWC", "PackNet", "TFM w/o FN", "TFM"):
         assert f">{label}<" in made["digits-5-lenet-accuracy"]
     assert ">the network itself<" in made["digits-5-lenet-overhead-training"]
+
+
+def test_figures_of_one_name_do_not_overwrite_each_other() -> None:
+    one = run("tfm", tasks=2)
+    names = [figure.name for figure in figures.figures([one, replace(one, experiment="again")])]
+    assert len(names) == len(set(names)) > 8
+
+
+def test_panels_stand_in_the_order_of_the_tasks() -> None:
+    made = {f.name: f.svg for f in figures.figures([run("tfm", tasks=11, names=[*"kjihgfedcba"])])}
+    heads = re.findall(r">(\d+) [a-k]<", made["digits-5-lenet-tasks"])
+    assert heads == [str(number) for number in range(1, 12)]
 
 
 def test_an_unknown_format_is_named(tmp_path: Path) -> None:
