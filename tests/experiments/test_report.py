@@ -16,7 +16,7 @@ from tests.experiments.report_browser import Browser, absent
 from tests.experiments.report_runs import GROWN, run, study
 from zeroforget._version import __version__
 from zeroforget.cli import app
-from zeroforget.experiments.report import page, write_report
+from zeroforget.experiments.report import boxes, gather, page, write_report
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">'
@@ -118,6 +118,72 @@ def test_several_experiments_stand_on_one_page() -> None:
     assert "digits/5 · vgg" in text
     ids = re.findall(r' id="([^"]+)"', re.sub(r"<script(?! type=.application).*?</script>", "", made, flags=re.S))
     assert len(ids) == len(set(ids))
+
+
+def table_rows(html: str) -> list[list[str]]:
+    """The cells of a table's body, as text."""
+    rows = html[html.index("<tbody>") : html.index("</tbody>")].split("<tr>")[1:]
+    return [[words(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def test_tables_tell_what_was_lost_and_what_it_cost() -> None:
+    made = run("ewc", tasks=3, bits=(0, 8000), forgets=0.1), run("ewc", tasks=3, seed=1, bits=(0, 8000), forgets=0.1)
+    for each, factor in zip(made, (1, 3), strict=True):
+        each.accuracy[:] = [[0.9], [0.7, 0.8], [0.5, 0.8, 0.6]]
+        each.overhead[0]["training"] = 16_000 * factor  # more than later on
+        each.parameters[:] = [100, 200, 1000 * factor]
+        each.seconds[:] = [1.0, 70.0, 29.0]
+        for log in each.logs:
+            log["epochs"] = log["epochs"][:4]
+    made[0].unchanged[:] = [False, True, True]
+    (group,) = gather.groups(made)
+    (figures,) = table_rows(boxes.results_table(group, ["EWC"]))
+    assert figures == ["EWC", "50.0 ± 0.0 (-40.0)", "80.0 ± 0.0 (0.0)", "60.0 ± 0.0 (0.0)", "63.3 ± 0.0"]
+    (cost,) = table_rows(boxes.cost_table(group, ["EWC"]))
+    assert cost == ["EWC", "1 of 4", "2,000", "3 kB", "4 kB", "12", "1 min 40 s"]
+    assert "(mean over seeds ± one standard deviation)" in boxes.results_table(group, ["EWC"])
+
+
+def test_what_moved_is_counted_and_what_held_comes_first() -> None:
+    part, none, held = run("ewc", forgets=0.1), run("finetuning", forgets=0.1), run("tfm")
+    part.unchanged[:] = [True, False, True, True, True]
+    part.environment["command"] = "zeroforget run again.toml"
+    text = words(page([part, none, held]))
+    told = ["TFM : after the last task", "EWC : logits changed in 1 of 4 checks", "Finetuning : the logits of every"]
+    assert sorted(told, key=text.index)[0] == told[0]
+    assert "Run by zeroforget run digits.toml Run by zeroforget run again.toml" in text
+
+
+def test_every_chart_has_the_figures_of_its_own_task_and_method() -> None:
+    runs = [
+        run("ewc", tasks=2, forgets=0.2, bits=(64, 0)),
+        run("tfm", tasks=2, bits=(8, 8), growth={"a": [1, 2], "b": [3, 5]}),
+    ]
+    made = page(runs)
+    data = json.loads(made.split('id="report">')[1].split("</script>")[0])
+    charts = {chart["description"]: chart["data"] for chart in data["charts"].values()}
+
+    def values(begin: str) -> list[float]:
+        (found,) = [data for said, data in charts.items() if said.startswith(begin)]
+        return [float(value) for value in found["value"]]
+
+    def rounded(*figures: float) -> list[float]:
+        return [pytest.approx(100 * figure, rel=1e-4) for figure in figures]
+
+    ewc, tfm = runs
+    (overall,) = [said for said in charts if "average accuracy" in said]
+    assert f"At the end: EWC {100 * ewc.average:.1f} %; TFM {100 * tfm.average:.1f} %" in overall
+    for k in range(2):
+        seen = [each.accuracy[t][k] for each in runs for t in range(k, 2)]
+        assert values(f"Line chart: accuracy on task {k + 1}") == rounded(*seen)
+        epochs = [epoch["val_accuracy"] for each in runs for epoch in each.logs[k]["epochs"]]
+        assert values(f"Line chart: validation accuracy (%) over the epochs of task {k + 1}") == rounded(*epochs)
+    for each, label in ((ewc, "EWC"), (tfm, "TFM")):
+        assert values(f"Heat map: accuracy of {label}") == rounded(*(cell for row in each.accuracy for cell in row))
+    assert values("Line chart in log scale: memory kept beside the network to serve every task") == [1.0, 2.0]
+    assert "No overhead, so not drawn: EWC." in words(made)
+    added = table_rows(made[made.index('aria-label="Growth of TFM"') :])
+    assert [row[1:] for row in added] == [["4", "3", "4"], ["3", "7", "7"]]
 
 
 def test_a_single_task_has_nothing_to_prove() -> None:
