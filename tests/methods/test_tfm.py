@@ -71,6 +71,17 @@ def test_what_a_refusal_advises_are_options(digits: Scenario) -> None:
     assert torch.equal(learner.predictor(0)(x), before)
 
 
+def test_a_network_in_which_nothing_can_grow_learns_heads(digits: Scenario) -> None:
+    x = torch.randn(4, 1, 8, 8)
+    with pytest.raises(ValueError, match="pass start=1"):
+        build_method("tfm", Reader(), x, keep=["lines", "last"])
+    learner = build_method("tfm", Reader(), x, keep=["lines", "last"], start=1.0)
+    learner.learn(digits.tasks[0], Fit(FEW))
+    before = learner.predictor(0)(x)
+    learner.learn(digits.tasks[1], Fit(FEW))
+    assert torch.equal(learner.predictor(0)(x), before)
+
+
 def test_the_schedule_grows_until_the_network_is_full(digits: Scenario) -> None:
     learner = method(start=0.6, growth=0.25)
     for task in digits.tasks[:4]:

@@ -83,7 +83,7 @@ class Room:
         if not is_share(growth):
             raise ValueError(f"growth is a share of the full network, 0 or more, not {growth!r}")
         left = self.left(shares)
-        if growth > left + _ROUNDED:
+        if self.full and growth > left + _ROUNDED:  # where nothing can grow, a first task takes all there is
             raise ValueError(
                 f"a growth of {growth:g} is beyond the limit: {max(left, 0):.4g} is left. Grow by at most "
                 f"net.left(), or pass a larger limit to grow()"
