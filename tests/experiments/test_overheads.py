@@ -98,6 +98,45 @@ def test_alexnet_as_in_the_paper() -> None:
     assert found["hat"].inference[-1] == 32 * 9344 * 4
 
 
+def test_table_s1_of_the_paper_in_bits() -> None:
+    """For 1000 parameters, 10 features and 4 tasks; of the first task alone, some keep nothing."""
+    P, F, T = 1000, 10, 4
+    table = {
+        "finetuning": 0,
+        "joint": 0,
+        "freezing": 0,
+        "lwf": 32 * P,
+        "lfl": 32 * P,
+        "ewc": 32 * P,
+        "r-ewc": 32 * P,
+        "si": 32 * P,
+        "mas": 32 * P,
+        "progress-compress": 32 * P,
+        "ssl": 32 * (P + F),
+        "imm-mean": 32 * P * T,
+        "imm-mode": 32 * P * T,
+        "pnn": 32 * P * (T - 1),
+        "packnet": P * T,
+        "piggyback": P * T,
+        "hat": 32 * F * T,
+        "tfm-nofn": 2 * F * T,
+        "tfm": 2 * F * T + 64 * F * (T - 1),
+    }
+    assert {name: published(name, P, F, T) for name in names()} == table
+    assert [published(name, P, F, 1) for name in ("pnn", "tfm", "hat")] == [0, 2 * F, 32 * F]
+
+
+def test_every_count_of_tasks_has_its_formula_with_our_counts_and_the_papers() -> None:
+    size, table = counts.count(nets.build("lenet", (1, 28, 28))), counts.PAPER["lenet"]
+    (cost,) = costs("lenet", 3, methods=["tfm"])
+    ours = tuple(published("tfm", size.weights, size.features, tasks) for tasks in (1, 2, 3))
+    theirs = tuple(published("tfm", table.weights, table.features, tasks) for tasks in (1, 2, 3))
+    assert (cost.published, cost.paper) == (ours, theirs)
+    (cost,) = costs("small", 2, methods=["packnet"])
+    assert (cost.published is None, cost.paper) == (False, None)
+    assert cost.training[-1] > cost.inference[-1]
+
+
 def test_normalization_is_counted_for_later_tasks() -> None:
     with torch.device("meta"):
         net, example = normed(), torch.zeros(2, *SHAPE)
