@@ -141,7 +141,23 @@ def test_tables_tell_what_was_lost_and_what_it_cost() -> None:
     assert figures == ["EWC", "50.0 ± 0.0 (-40.0)", "80.0 ± 0.0 (0.0)", "60.0 ± 0.0 (0.0)", "63.3 ± 0.0"]
     (cost,) = table_rows(boxes.cost_table(group, ["EWC"]))
     assert cost == ["EWC", "1 of 4", "2,000", "3 kB", "4 kB", "12", "1 min 40 s"]
-    assert "(mean over seeds ± one standard deviation)" in boxes.results_table(group, ["EWC"])
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "none"),
+        (0.5, "0.5 B"),
+        (999, "999 B"),
+        (999.6, "1 kB"),
+        (1e3, "1 kB"),
+        (1234567.0, "1.23 MB"),
+        (1e9, "1 GB"),
+        (2.5e14, "250 TB"),
+    ],
+)
+def test_bytes_have_the_unit_that_reads_best(size: float, text: str) -> None:
+    assert boxes.in_bytes(size) == text
 
 
 def test_what_moved_is_counted_and_what_held_comes_first() -> None:
@@ -182,6 +198,7 @@ def test_every_chart_has_the_figures_of_its_own_task_and_method() -> None:
         assert values(f"Heat map: accuracy of {label}") == rounded(*(cell for row in each.accuracy for cell in row))
     assert values("Line chart in log scale: memory kept beside the network to serve every task") == [1.0, 2.0]
     assert "No overhead, so not drawn: EWC." in words(made)
+    assert made.count(f"{boxes.swatch(1)} TFM<") == 2  # in either table, as in the charts
     added = table_rows(made[made.index('aria-label="Growth of TFM"') :])
     assert [row[1:] for row in added] == [["4", "3", "4"], ["3", "7", "7"]]
 
@@ -192,6 +209,7 @@ def test_a_single_task_has_nothing_to_prove() -> None:
 
 def test_seeds_that_a_method_lacks_are_told() -> None:
     told = words(page([run("tfm"), run("tfm", seed=1), run("ewc")]))
+    assert "(mean over seeds ± one standard deviation)" in told
     assert "Not every method has a finished run with each seed (0, 1): EWC lacks 1." in told
 
 

@@ -82,7 +82,9 @@ def in_bytes(size: float) -> str:
     """1234567.0 → '1.23 MB'."""
     if size <= 0:
         return "none"
-    power = min(int(math.log(size, 1000)), 4) if size >= 1 else 0
+    power = 0
+    while power < 4 and float(f"{size / 1000**power:.3g}") >= 1000:  # as it is printed: 999.6 is 1 of the next unit
+        power += 1
     return f"{size / 1000**power:.3g} {['B', 'kB', 'MB', 'GB', 'TB'][power]}"
 
 
