@@ -72,6 +72,18 @@ def test_logits_are_the_classifiers_own_before_and_after_growing(name: str) -> N
     assert all(torch.equal(value, before[key]) for key, value in classifier.state_dict().items())
 
 
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_widths_that_are_not_aligned_are_adopted_as_they_are_and_grow_to_aligned_ones(name: str) -> None:
+    classifier, x, logits = in_service(name)
+    net = adopt(classifier, x, task="imagenet", align=8)
+    assert torch.equal(net(x, "imagenet"), logits)
+    before = net.widths()
+    net.add_task("birds", 3, growth=0.3)
+    train(net, x)
+    assert all(width % 8 == 0 and width > before[axis] for axis, width in net.widths().items())
+    assert torch.equal(net(x, "imagenet"), logits)
+
+
 def test_dense_is_the_same_architecture_of_plain_modules() -> None:
     classifier, x, _ = in_service("VisionTransformer")
     dense = adopt(classifier, x).dense(0)

@@ -62,6 +62,20 @@ def test_shares_of_weights_are_shares_of_weights(a: int, b: int, start: float) -
     assert room.left(shares) == pytest.approx(1 - start, abs=1e-6)
 
 
+def test_a_full_width_that_is_not_aligned_stays_and_what_grows_from_it_is_aligned() -> None:
+    room = Room({"a": 10, "b": 64}, two_layers, align=8)
+    assert [room.width("a", share) for share in (0.1, 0.55, 0.9, 1.0, 1.0 + 2e-16, 1.05, 1.7)] == [
+        8,
+        8,
+        10,
+        10,
+        10,
+        16,
+        24,
+    ]
+    assert [room.width("b", share) for share in (0.5, 0.99, 1.0, 1.01)] == [32, 64, 64, 72]
+
+
 def test_widths_are_aligned_but_never_beyond_the_limit() -> None:
     room = Room({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
     assert room.width("a", 0.5) == 56

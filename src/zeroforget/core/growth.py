@@ -40,9 +40,15 @@ class Room:
         return None if self.limit is None else max(1, round(self.full[axis] * self.limit))
 
     def width(self, axis: str, share: float) -> int:
-        """The features of an axis at a share of its full width: rounded, aligned, at least one, within the limit."""
-        n = max(1, round(self.full[axis] * share + _SLACK))
+        """The features of an axis at a share of its full width: rounded, aligned, at least one, within the limit.
+
+        Up to the share 1 they are no more than the full width, be that aligned or not: the given network has no more.
+        """
+        full = self.full[axis]
+        n = max(1, round(full * share + _SLACK))
         n = -(-n // self.align) * self.align
+        if share <= 1 + _ROUNDED:
+            n = min(n, full)
         most = self.most(axis)
         return n if most is None else min(n, most)
 
