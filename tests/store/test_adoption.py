@@ -41,7 +41,9 @@ def test_its_logits_stay_its_own(data: Path, tmp_path: Path, prefix: str, head: 
     whole = classifier(tmp_path / "w.safetensors", prefix, head)
     arguments = ["adopt", str(tmp_path / "m"), str(data / "middle"), "--task", "digits", "--network", "small"]
     arguments += ["--weights", str(tmp_path / "w.safetensors"), "--width", "0.5", "--size", "8", "--gray"]
-    result = CliRunner().invoke(app, [*arguments, "--mean", "0.25", "--std", "0.5"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [*arguments, "--mean", "0.25", "--std", "0.5", "--align", "8"], catch_exceptions=False
+    )
     assert result.exit_code == 0
     assert "adopted 'digits': 3 classes" in result.output
     model = open_model(tmp_path / "m")
@@ -54,6 +56,7 @@ def test_its_logits_stay_its_own(data: Path, tmp_path: Path, prefix: str, head: 
     model.learn(data / "low", "low", **LATER)
     assert torch.equal(model.dense("digits")(x), whole(x))
     assert model.verify().holds
+    assert list(model.network().widths().values()) == [16, 24, 40]  # 8, 16 and 32, and a tenth at multiples of 8
 
 
 def test_outputs_in_another_order_are_told_by_their_names(data: Path, tmp_path: Path) -> None:

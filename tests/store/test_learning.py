@@ -176,6 +176,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "network": ({"network": "lenet"}, "network small"),
     "color": ({"gray": False}, "gray True"),
     "growth": ({"growth": -1.0}, "growth"),
+    "align": ({"align": 8}, "align 1, which cannot change"),
+    "no align": ({"align": 0}, "align is from 1 to 1024 features, not 0"),
+    "half an align": ({"align": 1.5}, "align is a whole number"),
+    "precision": ({"precision": "fp8"}, "precision is 'float32', 'tf32' or 'bf16'"),
     "misspelt": ({"epoch": 3}, "no option 'epoch'; did you mean 'epochs'"),
     "held out": ({"held_out": 1.0}, "held_out"),
     "seed below zero": ({"seed": -1}, "seed is a whole number from 0"),
@@ -286,6 +290,20 @@ def test_a_colored_network_with_batch_norm(tmp_path: Path, data: Path) -> None:
     model.learn(data / "high", "high", epochs=1, flip=True, shift=1)
     assert model.shape == (3, 12, 12)
     assert model.verify()
+
+
+def test_aligned_widths_and_mixed_precision_move_nothing(tmp_path: Path, data: Path) -> None:
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "low", network="small", width=0.6, align=8, precision="bf16", **QUICK)
+    images = torch.stack([model.prepare(path) for path in sorted((data / "low").rglob("*.png"))])
+    first, widths = model.logits(images, "low"), model.network().widths()
+    assert any(width % 8 for width in widths.values())  # the given network's own
+    facts = learn_more(model, data, "high", growth=0.1, precision="bf16")
+    again = open_model(tmp_path / "m")
+    assert all(width % 8 == 0 and width > widths[axis] for axis, width in again.network().widths().items())
+    assert torch.equal(again.logits(images, "low"), first)
+    assert again.task("high") == facts
+    assert again.verify()
 
 
 @pytest.mark.parametrize("size", [8, 28, 64, 128])

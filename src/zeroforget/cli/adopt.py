@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import MODEL, app, console, errors
+from zeroforget.cli.app import MODEL, Align, app, console, errors
 
 
 @app.command("adopt", rich_help_panel=MODEL)
@@ -68,6 +68,7 @@ def adopt_command(
         Literal["refuse", "keep"],
         typer.Option(help="Refuse a network with features that cannot be followed, or keep those as they are."),
     ] = "refuse",
+    align: Align = None,
     seed: Annotated[int, typer.Option(help="Decides which pictures are kept as a proof.")] = 0,
 ) -> None:
     """Take a trained classifier as it is: it becomes task 1 of a new model, and grows with the tasks to come.
@@ -78,7 +79,7 @@ def adopt_command(
     from zeroforget.store.adoption import Given, adopt, doubt
 
     names = None if classes is None else _names(classes)
-    options = Options(network=network, width=width, size=size, gray=gray, seed=seed, held_out=0.5)
+    options = Options(network=network, width=width, size=size, gray=gray, align=align, seed=seed, held_out=0.5)
     given = Given(
         weights, _numbers("mean", mean), _numbers("std", std), names, _settings(settings or []),
         keep=tuple(keep or ()), unknown=unknown,

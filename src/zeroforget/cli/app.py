@@ -22,6 +22,12 @@ MODEL, LAB = "A model in a folder", "The laboratory"
 console = Console()
 errors = Console(stderr=True)
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]
+Align = Annotated[
+    int | None,
+    typer.Option(
+        help="Features grow to multiples of this; 8 suits a GPU. Counts when the model is made; 1 by default."
+    ),
+]
 
 
 @contextmanager

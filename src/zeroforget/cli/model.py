@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from zeroforget.cli import predictions
-from zeroforget.cli.app import MODEL, Threads, app, computing_with, console, errors
+from zeroforget.cli.app import MODEL, Align, Threads, app, computing_with, console, errors
 from zeroforget.cli.printing import say, show, table_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def learn_command(
     weights: Annotated[
         Path | None, typer.Option(help="A safetensors, .pt or .pth file that the network starts from.")
     ] = None,
+    align: Align = None,
     growth: Annotated[
         str, typer.Option(help="What a later task adds, as a share of the first network; or 'search', or 0,0.05,0.1.")
     ] = "0.1",
@@ -59,6 +60,10 @@ def learn_command(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse unreadable pictures and small classes.")] = False,
     finish: Annotated[bool, typer.Option("--finish", help="Take the best of an interrupted training.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16"],
+        typer.Option(help="How steps compute: tf32 and bf16 are faster on a GPU. Answers stay in float32."),
+    ] = "float32",
     threads: Threads = None,
     wait: Wait = True,
 ) -> None:
@@ -67,9 +72,9 @@ def learn_command(
     from zeroforget.store.options import SEARCH
 
     options = Options(
-        network=network, width=width, size=size, gray=gray, weights=weights, epochs=epochs, lr=lr, seed=seed,
+        network=network, width=width, size=size, gray=gray, weights=weights, align=align, epochs=epochs, lr=lr,
         growth=SEARCH if growth == "search" else _growth(growth), batch_size=batch_size, held_out=held_out,
-        flip=flip, shift=shift, strict=strict, finish=finish, device=device,
+        flip=flip, shift=shift, strict=strict, finish=finish, device=device, precision=precision, seed=seed,
     )  # fmt: skip
     opened = open_model(model)
     with computing_with(threads), _watching(wait) as watch:

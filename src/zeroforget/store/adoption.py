@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -95,7 +95,8 @@ def _classifier(given: Given, options: Options, name: str) -> Classifier:
         if options.width not in (None, 1.0):
             raise ModelError("width is for networks of ours; what a library's was built with is said by --set")
         channels = 1 if options.gray else 3
-        return from_library(given, options.network, size=options.size, channels=channels, seed=options.seed)
+        found = from_library(given, options.network, size=options.size, channels=channels, seed=options.seed)
+        return replace(found, backbone=replace(found.backbone, align=options.align or 1))
     if given.options:
         raise ModelError("--set is for networks of torchvision and timm; ours have --width")
     return ours(given, _backbone(None, options, name), options.seed)
@@ -130,11 +131,10 @@ class _Adoption(_Learning):
         x, given = example(backbone), self.given
         net = self.classifier.net
         features = net.get_submodule("features") if backbone.library is None else split_head(net, x)[0]
-        how = {key: asdict(backbone)[key] for key in ("start", "limit", "unit", "align", "fn", "bridge")}
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
             try:
-                grown = grow(features, x, keep=given.keep, unknown=given.unknown, **how)
+                grown = grow(features, x, keep=given.keep, unknown=given.unknown, **backbone.growing())
             except CannotGrow as error:
                 raise ModelError(f"{error} (on the command line: --keep MODULE, --unknown keep)") from error
         for note in notes:

@@ -17,6 +17,7 @@ MOST_CLASSES = 100_000
 MOST_PIXELS = 512
 MOST_SEED = 2**63
 MOST_WIDTH = 16
+MOST_ALIGN = 1024
 """Of a network of ours, as a share of the published one."""
 LEAST_STD = 1e-6
 _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
@@ -56,6 +57,10 @@ class Backbone:
     fn: str = "reused"
     bridge: str = "zero"
     library: Library | None = None
+
+    def growing(self) -> dict[str, Any]:
+        """How it grows: arguments of `grow`."""
+        return {name: getattr(self, name) for name in ("start", "limit", "unit", "align", "fn", "bridge")}
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -308,7 +313,7 @@ def _backbone(fields: Fields, version: int) -> Backbone:
         start=fields.number("start", 1e-6, 1),
         limit=fields.maybe("limit", 1e-6, 64),
         unit=_one_of(fields, "unit", "features", "weights"),
-        align=fields.integer("align", 1, 1024),
+        align=fields.integer("align", 1, MOST_ALIGN),
         fn=_one_of(fields, "fn", "reused", "all", "none"),
         bridge=_one_of(fields, "bridge", "zero", "random"),
         library=library,

@@ -93,7 +93,7 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
                 f"'{network}' is for 'zeroforget adopt', which takes it with its weights as the first task"
             )
         nets.find(network)
-        return Backbone(network, {"width": width}, (1 if options.gray else 3, size, size))
+        return Backbone(network, {"width": width}, (1 if options.gray else 3, size, size), align=options.align or 1)
     if name in (task.name for task in chain.tasks):
         raise ModelError(f"there is a task '{name}' already, and learned tasks never change; choose another name")
     own = chain.model.backbone
@@ -102,6 +102,7 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
         "width": (options.width, own.options.get("width", 1.0)),
         "size": (options.size, own.shape[1]),
         "gray": (options.gray, own.shape[0] == 1),
+        "align": (options.align, own.align),
     }
     for what, (wanted, has) in asked.items():
         if wanted is not None and wanted != has:
@@ -167,7 +168,7 @@ class _Learning:
             None if self.options.weights is None else load_weights(plain, self.backbone, self.options.weights)
         )
         backbone = self.backbone
-        net = grow(plain, example(backbone), start=backbone.start, limit=backbone.limit, unit=backbone.unit)
+        net = grow(plain, example(backbone), **backbone.growing())
         made, program = now(), f"zeroforget {__version__}"
         model = ModelFacts(backbone, self.options.seed, made, program, self.weights, fresh_values(net))
         if chain is not None:

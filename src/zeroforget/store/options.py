@@ -11,7 +11,7 @@ from typing import Any
 
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import MOST_PIXELS, MOST_SEED, MOST_WIDTH
+from zeroforget.store.facts import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
 from zeroforget.store.images import Told
 from zeroforget.training import Progress, Regime
 
@@ -33,6 +33,8 @@ class Options:
     """One channel instead of three."""
     weights: Path | None = None
     """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
+    align: int | None = None
+    """Features grow to multiples of this, 1 by default: a GPU computes fastest with multiples of 8."""
     growth: float | Sequence[float] = 0.1
     """The share of the first network that a task adds; several are tried, and the smallest good one is taken."""
     margin: float = 0.015
@@ -53,6 +55,8 @@ class Options:
     finish: bool = False
     """Of training that was interrupted, take the best so far after one more epoch."""
     device: str = "cpu"
+    precision: str = "float32"
+    """How a step computes: float32, tf32 (a GPU's faster float32) or bf16 (mixed); answers are always in float32."""
 
     def __post_init__(self) -> None:
         self._plain_numbers()
@@ -62,6 +66,8 @@ class Options:
             raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
         if self.width is not None and not 0 < self.width <= MOST_WIDTH:
             raise ModelError(f"width is a share of the published one, at most {MOST_WIDTH}, not {self.width}")
+        if self.align is not None and not 1 <= self.align <= MOST_ALIGN:
+            raise ModelError(f"align is from 1 to {MOST_ALIGN} features, not {self.align}")
         if not 0 <= self.seed <= MOST_SEED:
             raise ModelError(f"seed is a whole number from 0 to {MOST_SEED}, not {self.seed}")
         if not self.growths or any(not 0 <= g <= 4 for g in self.growths):
@@ -103,11 +109,12 @@ class Options:
             min_lr=self.lr / 100,
             clip=5.0,
             device=self.device,
+            precision=self.precision,
         )
 
 
 _NUMBERS: dict[str, type[int] | type[float]] = dict.fromkeys(
-    ("size", "epochs", "batch_size", "patience", "seed", "shift"), int
+    ("size", "align", "epochs", "batch_size", "patience", "seed", "shift"), int
 ) | dict.fromkeys(("width", "margin", "lr", "held_out"), float)
 
 
