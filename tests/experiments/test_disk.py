@@ -147,3 +147,11 @@ def test_the_environment_has_the_commit_and_the_command_as_it_was_typed(
     made = environment()
     assert (made["commit"], made["command"]) == ("abc", "zeroforget run 'a file.toml'")
     assert (made["torch"], made["threads"]) == (torch.__version__, torch.get_num_threads())
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 250 + ".md")  # fits, but not with the ending that it has while it is written
+    with pytest.raises(OSError, match="File name too long") as caught:
+        disk.write_text(long, "text")
+    assert caught.value.filename == str(long)
+    assert list(tmp_path.iterdir()) == []

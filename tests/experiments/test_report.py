@@ -160,6 +160,11 @@ def test_bytes_have_the_unit_that_reads_best(size: float, text: str) -> None:
     assert boxes.in_bytes(size) == text
 
 
+def test_times_have_the_units_that_read_best() -> None:
+    times = [boxes.in_time(seconds) for seconds in (0.04, 59.94, 59.96, 61.4, 3599.6, 3725.0)]
+    assert times == ["0.0 s", "59.9 s", "1 min 0 s", "1 min 1 s", "1 h 0 min", "1 h 2 min"]
+
+
 def test_what_moved_is_counted_and_what_held_comes_first() -> None:
     part, none, held = run("ewc", forgets=0.1), run("finetuning", forgets=0.1), run("tfm")
     part.unchanged[:] = [True, False, True, True, True]

@@ -353,6 +353,7 @@ def test_forward_transfer_is_of_later_tasks_that_were_learned_in_their_turn() ->
 
 def test_sizes_are_bytes() -> None:
     assert [size(b) for b in (0, 8, 8000, 8 * 28_500_000, 8e10)] == ["0 B", "1 B", "1.0 kB", "28.5 MB", "10.0 GB"]
+    assert [size(8 * n) for n in (999.4, 999.6, 999_940, 999_960)] == ["999 B", "1.0 kB", "999.9 kB", "1.0 MB"]
 
 
 def test_an_unknown_format_is_named() -> None:

@@ -359,7 +359,7 @@ def size(bits: float) -> str:
     """Bits as bytes that people read."""
     value, unit = bits / 8, "B"
     for larger in ("kB", "MB", "GB"):
-        if value < 1000:
+        if round(value, unit != "B") < 1000:  # as it is printed
             break
         value, unit = value / 1000, larger
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -135,7 +135,7 @@ class Regime:
         if device.type not in {"cpu", "cuda"}:
             raise ValueError(f"training runs on 'cpu' or 'cuda', not on '{self.device}'")
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use device='cpu'")
+            raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use 'cpu'")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise ValueError(
                 f"there is no '{self.device}': torch sees {torch.cuda.device_count()} of them, from cuda:0 on"

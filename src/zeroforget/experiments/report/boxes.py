@@ -90,7 +90,7 @@ def in_bytes(size: float) -> str:
 
 def in_time(seconds: float) -> str:
     """3725.0 → '1 h 2 min'."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
