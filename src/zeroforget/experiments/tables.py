@@ -32,6 +32,7 @@ TITLES = {
     "packnet": "PackNet",
     "tfm-nofn": "TFM w/o FN",
     "tfm": "TFM",
+    "tfm-weights": "TFM, shares of weights",
     "tfm-nofn-search": "TFM w/o FN, searched",
     "tfm-search": "TFM, searched",
     "tfm-10": "TFM, 10 % + 10 %",
