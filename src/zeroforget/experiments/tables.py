@@ -30,6 +30,7 @@ TITLES = {
     "piggyback": "PiggyBack",
     "hat": "HAT",
     "packnet": "PackNet",
+    "packnet-short": "PackNet, ten epochs again",
     "tfm-nofn": "TFM w/o FN",
     "tfm": "TFM",
     "tfm-weights": "TFM, shares of weights",
