@@ -292,13 +292,18 @@ def test_a_colored_network_with_batch_norm(tmp_path: Path, data: Path) -> None:
     assert model.verify()
 
 
-def test_aligned_widths_and_mixed_precision_move_nothing(tmp_path: Path, data: Path) -> None:
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_aligned_widths_and_mixed_precision_move_nothing(tmp_path: Path, data: Path, device: str) -> None:
     model = open_model(tmp_path / "m")
-    model.learn(data / "low", "low", network="small", width=0.6, align=8, precision="bf16", **QUICK)
+    how = {"device": device, "precision": "bf16"}
+    model.learn(data / "low", "low", network="small", width=0.6, align=8, **QUICK, **how)
     images = torch.stack([model.prepare(path) for path in sorted((data / "low").rglob("*.png"))])
     first, widths = model.logits(images, "low"), model.network().widths()
     assert any(width % 8 for width in widths.values())  # the given network's own
-    facts = learn_more(model, data, "high", growth=0.1, precision="bf16")
+    facts = learn_more(model, data, "high", growth=0.1, **how)
     again = open_model(tmp_path / "m")
     assert all(width % 8 == 0 and width > widths[axis] for axis, width in again.network().widths().items())
     assert torch.equal(again.logits(images, "low"), first)
