@@ -18,6 +18,7 @@ from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
 from zeroforget import nets
 from zeroforget.core.grow import grow
 from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, files, open_model
+from zeroforget.store.assembly import Addition
 from zeroforget.store.facts import Backbone
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.names import task_name
@@ -139,6 +140,26 @@ def test_a_search_takes_the_smallest_good_growth(model: Model, data: Path) -> No
     smallest = min(row["growth"] for row in tried if row["val_accuracy"] >= best - 0.015)
     assert facts.growth == smallest
     assert model.verify()
+
+
+def test_growths_that_add_the_same_features_are_tried_once(model: Model, data: Path) -> None:
+    said: list[str] = []
+    growths = (0.0, 0.001, 0.1, 0.1001, 0.2)
+    facts = learn_more(model, data, "high", growth=growths, epochs=1, watch=Watch(say=said.append))
+    assert [row["growth"] for row in facts.training["search"]] == [0.0, 0.1, 0.2]
+    assert [line for line in said if "not tried" in line] == [
+        "a growth of 0.001 adds the same features as 0 and is not tried",
+        "a growth of 0.1001 adds the same features as 0.1 and is not tried",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [(1216, "costs 21.6 % more than"), (1000, "costs as much as"), (950, "costs 5.0 % less than")],
+)
+def test_what_a_picture_costs_beside_the_task_before(operations: int, words: str) -> None:
+    told = str(Addition(0.1, {"a": (3, 4)}, weights=5, bytes=20, operations=operations, before=1000))
+    assert told == f"1 feature, 5 weights, 20 bytes; a picture {words} in the task before"
 
 
 def test_a_growing_network_has_no_end(model: Model, tmp_path: Path) -> None:

@@ -105,7 +105,12 @@ def _tell(model: Model, facts: TaskFacts) -> None:
         say(f"  growth {row['growth']:g}: {100 * row['val_accuracy']:.1f} %{chosen}")
     earlier = len(model.tasks) - 1
     if earlier:
-        say(f"{earlier} earlier task{'s' if earlier > 1 else ''} unchanged: every number of their networks is the same")
+        whose = (
+            "tasks unchanged: every number of their networks"
+            if earlier > 1
+            else "task unchanged: every number of its network"
+        )
+        say(f"{earlier} earlier {whose} is the same")
 
 
 def _growth(text: str) -> float | list[float]:

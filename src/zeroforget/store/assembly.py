@@ -39,11 +39,12 @@ class Addition:
 
     def __str__(self) -> str:
         new = sum(after - before for before, after in self.features.values())
-        text = f"{new} features, {self.weights:,} weights, {self.bytes:,} bytes"
+        text = f"{new} feature{'s' * (new != 1)}, {self.weights:,} weights, {self.bytes:,} bytes"
         if self.before is None:
             return f"{text}; {self.operations:,} operations a picture"
-        more = 100 * (self.operations / self.before - 1)
-        return f"{text}; a picture costs {more:.1f} % more than in the task before"
+        more = round(100 * (self.operations / self.before - 1), 1)
+        how = f"{abs(more):.1f} % {'more' if more > 0 else 'less'} than" if more else "as much as"
+        return f"{text}; a picture costs {how} in the task before"
 
 
 def prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]]) -> list[nn.Module]:

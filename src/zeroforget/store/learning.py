@@ -23,7 +23,7 @@ from zeroforget.methods.base import Method, TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.store import files, which
-from zeroforget.store.assembly import addition, assemble_chain, load_weights, operations, prove
+from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.change import changing
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, text_of
@@ -145,7 +145,8 @@ class _Learning:
 
     def learn(self) -> tuple[GrowingNetwork, FitLog]:
         """The network that knows the task, and how that came."""
-        self.additions = [addition(self.net, self.ready, growth) for growth in self.growths]
+        self.additions = self._different()
+        self.growths = tuple(one.growth for one in self.additions)
         self.watch.adds(self.additions)
         grower = Grower(self.net, self.backbone, self.growths, self.options.margin).to(self.options.device)
         log = self._train(grower)
@@ -184,6 +185,16 @@ class _Learning:
         if growths[-1] < max(self.options.growths):
             self.watch.say(f"the network is near its limit: it can grow by {left:.3g} of its full width")
         return growths
+
+    def _different(self) -> list[Addition]:
+        """What each growth adds; of growths that add the same features the smallest stands for all."""
+        found: dict[tuple[tuple[int, int], ...], Addition] = {}
+        for growth in self.growths:
+            one = addition(self.net, self.ready, growth)
+            first = found.setdefault(tuple(one.features.values()), one)
+            if first is not one:
+                self.watch.say(f"a growth of {growth:g} adds the same features as {first.growth:g} and is not tried")
+        return list(found.values())
 
     def _train(self, grower: Grower) -> FitLog:
         training = self.folder.path / TRAINING
