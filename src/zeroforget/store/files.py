@@ -40,10 +40,12 @@ def sync(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Make a folder that is not there yet, and make it last."""
+    """Make a folder that is not there yet, with those above it, and make them last."""
     if not folder.is_dir():
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        sync(folder.parent)
+        for place in new:
+            sync(place.parent)
 
 
 def place(aside: Path, final: Path) -> None:

@@ -1,0 +1,111 @@
+"""The folder itself: what lies there that no model wrote is named; what others change meanwhile is no damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeroforget.store import Damaged, Model, ModelError, open_model
+from zeroforget.store.fields import sealed
+from zeroforget.store.folder import Folder
+from zeroforget.store.verify import verify
+
+
+def resealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file as one who knows the format would: with its seal made anew."""
+    values = json.loads(path.read_bytes())
+    values.pop("seal")
+    change(values)
+    path.write_bytes(sealed(values))
+
+
+def test_a_folder_out_of_its_place_is_told_by_what_is_wrong_with_it(copied: Callable[[], Model]) -> None:
+    def renamed(tasks: Path) -> None:
+        (tasks / "002-middle").rename(tasks / "002-other")
+
+    def doubled(tasks: Path) -> None:
+        shutil.copytree(tasks / "002-middle", tasks / "002-again")
+        (tasks / "002-again").rename(tasks / "002-zebra")
+
+    def first_gone(tasks: Path) -> None:
+        shutil.rmtree(tasks / "001-low")
+
+    for way, why in (
+        (renamed, "it belongs to the folder 002-middle"),
+        (doubled, "there are two of its number"),
+        (first_gone, "task 1 is missing before it"),
+    ):
+        path = copied().path
+        way(path / "tasks")
+        with pytest.raises(Damaged, match=why):
+            open_model(path)
+
+
+def test_two_tasks_of_one_name_are_refused(model: Model) -> None:
+    tasks = model.path / "tasks"
+    resealed(tasks / "002-middle" / "task.json", lambda values: values.update(name="low"))
+    (tasks / "002-middle").rename(tasks / "002-low")
+    with pytest.raises(Damaged, match="two tasks have one name"):
+        open_model(model.path)
+
+
+@pytest.mark.parametrize(
+    ("file", "group", "name"),
+    [
+        ("model.json", None, "more"),
+        ("model.json", "backbone", "backbone.more"),
+        ("tasks/002-middle/task.json", None, "more"),
+        ("tasks/002-middle/task.json", "preprocessing", "preprocessing.more"),
+        ("tasks/002-middle/task.json", "data", "data.more"),
+    ],
+)
+def test_a_field_that_this_version_does_not_know_is_not_passed_over(
+    model: Model, file: str, group: str | None, name: str
+) -> None:
+    resealed(model.path / file, lambda values: (values[group] if group else values).update(more=1))
+    with pytest.raises(Damaged, match=f"field '{name}' is not one that this version knows"):
+        open_model(model.path)
+
+
+def test_a_task_taken_back_while_the_chain_is_read_is_no_damage(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Folder.read_task
+
+    def late(folder: Path, before: str, shape: tuple[int, int, int]) -> Any:
+        if folder.name == "002-middle":
+            shutil.rmtree(folder)
+        return read(folder, before, shape)
+
+    monkeypatch.setattr(Folder, "read_task", staticmethod(late))
+    assert [task.name for task in Folder(model.path).read().tasks] == ["low"]
+
+
+def test_a_task_taken_back_while_it_is_verified_is_no_damage(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = Folder.tensors
+
+    def late(folder: Path, facts: Any, name: str) -> Any:
+        if folder.name == "002-middle":
+            shutil.rmtree(folder)
+        return tensors(folder, facts, name)
+
+    monkeypatch.setattr(Folder, "tensors", staticmethod(late))
+    report = verify(Folder(model.path))
+    assert report
+    assert "1 of 1 tasks bit for bit" in report.proofs[1].found
+
+
+def test_after_the_thousandth_task_comes_another(tmp_path: Path) -> None:
+    for name in ("1000-b", "999-a", "1001-c", "12-short", "notes"):
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+    assert Folder(tmp_path).entries() == [(999, "999-a"), (1000, "1000-b"), (1001, "1001-c")]
+
+
+def test_true_is_no_number_of_a_task(trained: Path) -> None:
+    assert open_model(trained).task(1).name == "low"
+    for odd in (True, False, 0, 3, -1):
+        with pytest.raises(ModelError, match="no task"):
+            open_model(trained).task(odd)
