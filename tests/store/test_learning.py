@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import unicodedata
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.store.helpers import LATER, QUICK, learn_more, tree, write_digits
+from tests.store.helpers import LATER, QUICK, learn_more, learned, tree, write_digits
 from zeroforget import nets
 from zeroforget.core.grow import grow
 from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, files, open_model
@@ -434,3 +435,45 @@ def test_another_interrupted_training_is_not_given_up_in_silence(model: Model, d
     said: list[str] = []
     learn_more(model, data, "high", seed=5, watch=Watch(say=said.append))
     assert any("interrupted training" in line and "given up" in line for line in said)
+
+
+def test_mirrored_and_moved_pictures_are_learned_from_if_asked_for(tmp_path: Path) -> None:
+    pictures = write_digits(tmp_path / "pictures", (0, 1), 8)
+
+    def born(**how: Any) -> bytes:
+        model = open_model(tmp_path / "-".join(map(str, ("m", *how.items()))))
+        model.learn(pictures, "low", size=16, gray=True, epochs=1, batch_size=16, **how)
+        return tree(model.path)["tasks/001-low/born.safetensors"]
+
+    usual = born()
+    assert born(shift=1) == usual  # a sixteenth of the size
+    assert len({usual, born(shift=0), born(flip=True)}) == 3
+
+
+def test_a_network_near_its_limit_grows_by_what_is_left(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeroforget.store.learning.Backbone", functools.partial(Backbone, limit=1.25))
+    model, said = learned(tmp_path / "m", data, "low"), list[str]()
+    facts = learn_more(model, data, "high", growth=(0.125, 0.5), epochs=1, watch=Watch(say=said.append))
+    assert [row["growth"] for row in facts.training["search"]] == [0.125, 0.25]
+    assert "the network is near its limit: it can grow by 0.25 of its full width" in said
+    last = learn_more(model, data, "middle", growth=(0.5, 1.0), epochs=1)
+    assert max(model.network().shares.values()) <= 1.25
+    assert last.growth == pytest.approx(model.network().history[-1].growth)
+    assert model.verify()
+
+
+def test_weights_to_start_from_after_every_task_was_taken_back(tmp_path: Path, data: Path) -> None:
+    model = learned(tmp_path / "m", data, "low")
+    assert model.undo() == "low"
+    text = (model.path / "model.json").read_bytes()
+    given = nets.build("small", (1, 8, 8))
+    for parameter in given.parameters():
+        parameter.data.fill_(0.01)
+    save_file(given.state_dict(), tmp_path / "start.safetensors")
+    learn_more(model, data, "low", weights=tmp_path / "start.safetensors", lr=1e-9, epochs=1)
+    first = model.dense("low").get_submodule("features.convolutions.0")
+    assert torch.allclose(first.get_parameter("weight"), torch.tensor(0.01), atol=1e-4)
+    assert (model.path / "model.json").read_bytes() == text
+    assert model.verify()
