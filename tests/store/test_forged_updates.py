@@ -92,6 +92,21 @@ def test_a_task_that_is_not_where_the_header_says_is_refused(
     refused(model, forged(update, {"task.json": sealed(values | change)}), "is not where its header says")
 
 
+def test_a_task_that_is_not_known_by_the_hash_in_the_header_is_refused(
+    pair: tuple[Model, Path, dict[str, Any]],
+) -> None:
+    model, update, _ = pair
+    listed = [{"name": "middle", "hash": "0" * 64}]
+    refused(model, forged(update, {}, tasks=listed), "is not where its header says")
+
+
+def test_a_part_that_was_damaged_on_its_way_is_counted(pair: tuple[Model, Path, dict[str, Any]]) -> None:
+    model, update, _ = pair
+    content = update.read_bytes()
+    update.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    refused(model, update, r"is damaged \(sha256 of part 4 differs\); fetch it again")
+
+
 def test_a_whole_model_that_is_not_the_one_it_names_is_refused(trained: Path, tmp_path: Path) -> None:
     open_model(trained).ship(tmp_path / "all.zfu")
     content = (tmp_path / "all.zfu").read_bytes()

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from tests.store.helpers import learn_more
-from zeroforget.store import Model
+from tests.store.helpers import learn_more, tree
+from zeroforget.store import Damaged, Model, ModelError, files
 from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.folder import BORN, PROBE, Folder
-from zeroforget.store.network import TOLERANCE
+from zeroforget.store.network import TOLERANCE, probe_logits
 from zeroforget.store.verify import Report, verify
 
 ELSEWHERE = {"processor": "another"}
@@ -122,3 +122,56 @@ def test_hash_and_facts_that_come_back_are_those_on_disk(model: Model, data: Pat
     assert facts.hash == sha256(task.read_bytes()) == model.head == model.tasks[-1].hash
     before = json.loads(task.read_bytes())["before"]
     assert before == model.tasks[1].hash
+
+
+def test_nothing_is_learned_onto_a_task_that_is_not_what_it_was(model: Model, data: Path) -> None:
+    """The older task's file says of its network what is not so; its hashes are right."""
+    place = model.path / "tasks" / "002-middle" / "task.json"
+    values = json.loads(place.read_bytes()) | {"network": "0" * 64}
+    values.pop("seal")
+    place.write_bytes(sealed(values))
+    before = tree(model.path)
+    with pytest.raises(ModelError, match="task 'middle' would not be the network it was; nothing was changed"):
+        learn_more(model, data, "high", epochs=1)
+    assert tree(model.path) == before
+
+
+def test_what_the_disk_does_not_give_back_is_no_task(model: Model, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, before = files.write, tree(model.path)
+
+    def spoiled(path: Path, content: bytes) -> None:
+        write(path, content[:-1] + bytes([content[-1] ^ 1]) if path.name == BORN else content)
+
+    monkeypatch.setattr(files, "write", spoiled)
+    with pytest.raises(Damaged, match="sha256 differs"):
+        learn_more(model, data, "high", epochs=1)
+    assert tree(model.path) == before
+
+
+def test_births_that_do_not_follow_from_the_growth_are_told(model: Model) -> None:
+    place = model.path / "tasks" / "002-middle" / "task.json"
+    values = json.loads(place.read_bytes())
+    values.pop("seal")
+    axis = next(iter(values["born"]))
+    values["born"][axis] += 1
+    place.write_bytes(sealed(values))
+    report = verify(Folder(model.path))
+    assert [proof.holds for proof in report.proofs] == [True, False, False]
+    assert "field 'born' does not follow from its growth" in report.proofs[1].moved[0]
+
+
+def test_probes_are_answered_on_one_thread(model: Model) -> None:
+    seen = []
+
+    class Counting(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return x
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        probe_logits(Counting(), torch.zeros(1, 1, 8, 8, dtype=torch.uint8), model.tasks[0].preprocessing)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

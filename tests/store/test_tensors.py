@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
@@ -82,3 +83,24 @@ def test_what_does_not_fit_is_named() -> None:
 def test_an_enormous_network_is_refused_before_it_is_built() -> None:
     with pytest.raises(ValueError, match="weights"):
         plain_network(Backbone("vgg16", {"width": 16.0}, (3, 224, 224)), 0)
+
+
+def test_every_number_name_type_and_shape_is_in_the_digest() -> None:
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+
+    first, found = made(), []
+    for place, name in enumerate(first.state_dict()):
+        other = made()
+        other.load_state_dict(first.state_dict())
+        assert digest(other) == digest(first)
+        other.state_dict()[name].view(-1)[place % 2 if first.state_dict()[name].dim() else 0] += 1
+        found.append(digest(other))
+    renamed, turned, wide = nn.Module(), nn.Module(), nn.Module()
+    renamed.register_buffer("a", torch.zeros(2, 3))
+    turned.register_buffer("b", torch.zeros(3, 2))
+    wide.register_buffer("b", torch.zeros(1, 3, dtype=torch.float64))
+    plain = nn.Module()
+    plain.register_buffer("b", torch.zeros(2, 3))
+    found += [digest(module) for module in (first, renamed, turned, wide, plain)]
+    assert len(set(found)) == len(found) == len(first.state_dict()) + 5

@@ -158,12 +158,12 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         if chain.root != update.root:
             raise ModelError(f"{path} does not hold the model that it names; fetch it again")
     more: list[tuple[TaskFacts, Path]] = []
-    for number, (name, _) in list(enumerate(update.tasks))[skip:]:
+    for number, told in list(enumerate(update.tasks))[skip:]:
         aside = folder.aside(f"received-{number}")
         for place, file in enumerate(_FILES):
             files.write(aside / file, contents.file(update.whole + number * len(_FILES) + place))
         facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head, chain.model.backbone.shape)
-        if facts_.name != name or facts_.number != len(chain.tasks) + len(more) + 1:
+        if (facts_.name, facts_.hash) != told or facts_.number != len(chain.tasks) + len(more) + 1:
             raise ModelError(f"{path}: task '{facts_.name}' is not where its header says; fetch it again")
         for file in _FILES[1:]:
             folder.tensors(aside, facts_, file)
