@@ -83,6 +83,26 @@ def test_widths_are_aligned_but_never_beyond_the_limit() -> None:
     assert room.width("b", 0.001) == 8
 
 
+def test_widths_at_the_edges_of_a_room() -> None:
+    assert Room({"a": 4}, two_layers, limit=0.1).width("a", 0.1) == 1
+    assert Room({"a": 50}, two_layers).width("a", 0.05) == 3  # halves are rounded up
+    assert Room({"a": 16}, two_layers, limit=1.25, align=8).width("a", 1.25) == 20
+    assert Room({}, two_layers, limit=1.0).plan({}, {}, 1.0) == ({}, {})
+
+
+def test_an_axis_never_gets_narrower() -> None:
+    room = Room({"a": 100}, two_layers, align=8)
+    shares, widths = {"a": 0.06}, {"a": 9}  # one feature beyond what is aligned
+    assert room.plan(shares, widths, 0.01)[1] == {"a": 9}
+    assert room.plan_axes(shares, widths, {"a": 0.01})[1] == {"a": 9}
+    assert evenly({"a": 1.2, "b": 0.5}, 0.25) == {"a": 0.0, "b": 0.25}
+
+
+def test_a_first_task_must_give_every_axis_a_feature() -> None:
+    with pytest.raises(ValueError, match="every axis at least one feature; b has none"):
+        Room({"a": 4, "b": 4}, two_layers).plan_axes({"a": 0.0, "b": 0.0}, {"a": 0, "b": 0}, {"a": 3})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [(dict(unit="bits"), "unit is"), (dict(align=0), "align is"), (dict(limit=-1.0), "limit is")],
@@ -98,6 +118,7 @@ def test_the_smallest_growth_within_the_margin_wins() -> None:
     assert smallest_within(growths, accuracies, 0.0) == 2
     assert smallest_within(growths, accuracies, 0.2) == 0
     assert smallest_within([0.2, 0.1], [0.6, 0.6], 0.0) == 1
+    assert smallest_within([0.1, 0.2], [0.7, 0.8], 0.1) == 0  # 0.8 - 0.1 is a little more than 0.7 in binary
 
 
 @pytest.mark.parametrize("unit", ["features", "weights"])

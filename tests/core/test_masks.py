@@ -34,9 +34,10 @@ def test_packing_refuses_what_is_no_mask(bad: torch.Tensor) -> None:
         masks.pack(bad)
 
 
-def test_unpacking_refuses_the_wrong_length() -> None:
+@pytest.mark.parametrize("length", [2, 4])
+def test_unpacking_refuses_the_wrong_length(length: int) -> None:
     with pytest.raises(ValueError, match="9 features pack into 3 bytes"):
-        masks.unpack(torch.zeros(2, dtype=torch.uint8), 9)
+        masks.unpack(torch.zeros(length, dtype=torch.uint8), 9)
 
 
 @given(BIRTHS, st.integers(0, 5))

@@ -60,6 +60,52 @@ def test_parameters_are_exactly_what_the_newest_task_trains(net: tuple[GrowingNe
     assert all(p.grad is not None for p in network.parameters())
 
 
+def test_newborn_parameters_lie_in_memory_of_their_own(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, _ = net
+    held = [*network.parameters(), *network.buffers()]
+    assert len({t.untyped_storage().data_ptr() for t in held}) == len(held)
+    assert all(p.is_contiguous() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet18"])
+def test_after_a_task_is_dropped_the_one_before_trains_what_it_did(name: str) -> None:
+    net, x = growing(name)
+    net.add_task("birds", 3)
+    net.add_task("cars", 3, growth=0.25)
+    shapes = {n: (p.shape, p.requires_grad) for n, p in net.named_parameters()}
+    widths, shares, left = net.widths(), net.shares, net.left()
+    net.add_task("boats", 4, growth=0.1)
+    net.drop_task()
+    assert {n: (p.shape, p.requires_grad) for n, p in net.named_parameters()} == shapes
+    assert (net.widths(), net.shares, net.left()) == (widths, shares, left)
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    train(net, x)
+    assert not any(torch.equal(p, before[n]) for n, p in net.named_parameters())
+
+
+def test_a_task_that_is_newest_again_answers_as_it_learns_on(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    before = network(x, "birds")
+    network.drop_task()
+    assert torch.equal(network(x, "birds"), before)
+    train(network, x)
+    after = network(x, "birds")
+    network.add_task("boats", 2, growth=0.25)
+    assert not torch.equal(after, before)
+    assert torch.equal(network(x, "birds"), after)
+
+
+def test_an_earlier_task_follows_what_becomes_of_the_whole_network(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, x = net
+    before = network(x, "birds")
+    network.load_state_dict({k: v + 0.01 if v.is_floating_point() else v for k, v in network.state_dict().items()})
+    after = network(x, "birds")
+    assert not torch.equal(after, before)
+    assert torch.equal(after, network.dense("birds")(x))
+    network.double()
+    assert torch.equal(network(x.double(), "birds"), network.dense("birds")(x.double()))
+
+
 def test_one_axis_can_grow_alone(net: tuple[GrowingNetwork, Tensor]) -> None:
     network, x = net
     axis = next(iter(network.widths()))

@@ -96,6 +96,18 @@ def test_convolution_gradients_are_those_of_the_whole(case: dict[str, Any]) -> N
     check(case, linear=False)
 
 
+@pytest.mark.parametrize(
+    ("new_out", "new_in"),
+    [([0, 0, 0, 1], [0, 0]), ([0, 0, 1, 0], [0, 0]), ([0, 0, 1, 1], [0, 0]), ([0, 0, 0, 0], [0, 1])],
+    ids=["half a group", "half a group inside", "a group", "inputs alone"],
+)
+def test_newborn_parts_of_groups(new_out: list[int], new_in: list[int]) -> None:
+    out, into = torch.tensor(new_out) > 0, torch.tensor(new_in) > 0
+    block = Block(Places.where(out), Places.where(~out), Places.where(into))
+    geometry = Geometry((1,), (0,), (1,), 2)
+    check(dict(seed=0, x=(2, 4, 6), weight=(4, 2, 3), bias=True, block=block, geometry=geometry), linear=False)
+
+
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_linear_gradients_are_those_of_the_whole(case: dict[str, Any]) -> None:

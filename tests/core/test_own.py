@@ -162,6 +162,57 @@ def test_what_only_a_subclass_of_a_normalization_has_starts_at_its_mean() -> Non
     assert torch.equal(net.dense("b").get_parameter("features.1.gain"), torch.full((12,), 2.0))
 
 
+def test_an_average_over_all_batches_counts_those_of_its_task() -> None:
+    x = torch.randn(8, 8)
+    plain = nn.Sequential(nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 6))
+    net = grow(plain, x, start=0.5)
+    net.add_task("a", 3)
+    train(net, x, 3)
+    first = net.dense("a").get_submodule("features.0")
+    net.add_task("b", 3, 0.25)
+    net.train()(x + 2, "b")
+    second = net.dense("b").get_submodule("features.0")
+    torch.testing.assert_close(second.running_mean, (x + 2).mean(0))
+    assert [int(norm.get_buffer("num_batches_tracked")) for norm in (first, second)] == [3, 1]
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_is_born_is_in_the_mode_of_the_network(mode: bool) -> None:
+    x = torch.randn(8, 8)
+    plain = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8)).train(not mode)
+    net = grow(plain, x, start=0.5)
+    net.train(mode)
+    net.add_task("a", 3)
+    net.add_task("b", 3, 0.25)
+    assert all(module.training == mode for module in net.body.get_submodule("1").modules())
+
+
+class Calmed(nn.BatchNorm1d):
+    """A normalization that counts, in one number."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.get_buffer("seen")
+        if self.training:
+            seen += 1
+        return super().forward(x) / (1 + seen)
+
+
+def test_a_number_that_a_normalization_counts_stays_with_its_task() -> None:
+    x = torch.randn(8, 8)
+    net = grow(nn.Sequential(nn.Linear(8, 16), Calmed(16), nn.ReLU(), nn.Linear(16, 8)), x, start=0.5)
+    net.add_task("a", 3)
+    train(net, x, 3)
+    was = net(x, "a")
+    net.add_task("b", 3, 0.25)
+    train(net, x, 2)
+    assert torch.equal(net.dense("a")(x), was)
+    assert [float(net.dense(k).get_buffer("features.1.seen")) for k in range(2)] == [3, 5]
+
+
 def test_directions_and_lengths_grow() -> None:
     torch.manual_seed(0)
     normed = nn.utils.parametrizations.weight_norm
@@ -191,6 +242,24 @@ def test_a_running_mean_keeps_what_it_learned() -> None:
     assert torch.equal(net.dense("a").get_buffer("features.1.mean"), old)
     net.drop_task()
     assert torch.equal(net.body.get_buffer("1.mean"), old)
+
+
+def test_what_moves_is_all_that_learning_changes() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 12)
+    plain = nn.Sequential(nn.Linear(12, 16), Centered(16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
+    net = grow(plain, x, start=0.5)
+    for task, growth in (("a", None), ("b", 0.25)):
+        net.add_task(task, 3, growth)
+        before = {name: value.clone() for name, value in net.moving().items()}
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        train(net, x, 3)
+        assert any(not torch.equal(value, state[name]) for name, value in net.state_dict().items())
+        with torch.no_grad():
+            for name, value in net.moving().items():
+                value.copy_(before[name])
+        assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+        train(net, x, 3)
 
 
 def test_a_table_made_anew_stays_what_it_is() -> None:
@@ -292,7 +361,8 @@ def test_what_was_given_as_a_constant_stays() -> None:
     assert not torch.equal(net.dense("b").get_parameter("features.0.weight")[16:], born)
     net.drop_task()
     train(net, x)
-    assert torch.equal(net.dense("a").get_parameter("features.0.weight"), plain.get_parameter("0.weight"))
+    for name in ("0.weight", "0.bias", "1.weight", "1.bias"):
+        assert torch.equal(net.dense("a").get_parameter(f"features.{name}"), plain.get_parameter(name))
 
 
 def test_the_given_network_keeps_its_modes() -> None:

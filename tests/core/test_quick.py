@@ -210,7 +210,8 @@ def test_rectifiers_that_alone_read_a_convolution_are_found() -> None:
     plain = Peeking("no")
     assert len(weights_of(plain)) == 2
     for how in ("sum", "list", "result", "twice", "training", "keep", "script"):
-        assert not any(w is plain.inner[0].weight for w in weights_of(Peeking(how)))
+        peeking = Peeking(how)
+        assert not any(w is peeking.inner[0].weight for w in weights_of(peeking)), how
     hooked = chain()
     hooked[0].register_forward_hook(lambda *_: None)
     assert len(weights_of(hooked)) == 1

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.core.helpers import NETS, growing, train
+from tests.core.helpers import NETS, growing, optimizer, train
 from zeroforget.core.grow import grow
 from zeroforget.core.layers import GrowingLayer, GrowingNorm
 from zeroforget.core.network import GrowingNetwork
@@ -79,12 +79,12 @@ def test_no_tensor_born_earlier_moves_under_hard_training(name: str) -> None:
         if task:
             before = frozen_tensors(net)
             moving = {n: p.detach().clone() for n, p in net.named_parameters()}
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+            steps = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
             net.train()
             for _ in range(5):
-                optimizer.zero_grad()
+                steps.zero_grad()
                 torch.nn.functional.cross_entropy(net(x, task), torch.randint(3, (6,))).backward()
-                optimizer.step()
+                steps.step()
             after = frozen_tensors(net)
             assert all(p.isfinite().all() for p in net.parameters())
             assert before.keys() == after.keys()
@@ -93,6 +93,28 @@ def test_no_tensor_born_earlier_moves_under_hard_training(name: str) -> None:
                 assert torch.equal(value, after[key]), key
             for key, parameter in net.named_parameters():
                 assert not torch.equal(parameter, moving[key]), f"{key} is newborn but never moved"
+
+
+def test_an_optimizer_that_is_kept_reaches_nothing_once_its_task_is_over() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 2, 5, 5)
+    plain = nn.Sequential(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(72, 8))
+    net = grow(plain, x, start=0.5, fn="all")
+    seen: list[Tensor] = []
+    kept: list[torch.optim.Optimizer] = []
+    for task in range(3):
+        net.add_task(str(task), 3, growth=0.1 if task else None)
+        kept.append(optimizer("adamw", net))
+        net.train()(x, task).square().sum().backward()
+        kept[-1].step()
+        seen.append(net.eval()(x, task))
+        for old in kept[:-1]:
+            old.step()
+        assert all(torch.equal(net.dense(k)(x), before) for k, before in enumerate(seen))
+    net.drop_task()
+    for old in kept:
+        old.step()
+    assert all(torch.equal(net.dense(k)(x), before) for k, before in enumerate(seen[:-1]))
 
 
 def test_gradients_and_optimizer_hold_less_than_an_eighth_of_the_network() -> None:
@@ -105,12 +127,12 @@ def test_gradients_and_optimizer_hold_less_than_an_eighth_of_the_network() -> No
     net.add_task("1", 10, growth=0.05)
     whole = sum(p.numel() for p in plain.parameters())
     assert net.widths() == dict(net.axes.sizes)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    steps = torch.optim.SGD(net.parameters(), lr=0.05)
     net.train()
     net(x, "1").sum().backward()
-    optimizer.step()
+    steps.step()
     gradients = sum(p.grad.numel() for p in net.parameters() if p.grad is not None)
-    state = sum(v.numel() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
+    state = sum(v.numel() for s in steps.state.values() for v in s.values() if isinstance(v, Tensor))
     assert gradients > 0
     assert all(p.grad is not None for p in net.parameters())
     assert gradients + state < 0.12 * whole
