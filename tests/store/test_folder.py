@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.store.helpers import learn_more, tree
 from zeroforget.store import Damaged, Model, ModelError, open_model
 from zeroforget.store.fields import sealed
 from zeroforget.store.folder import Folder
@@ -109,3 +110,31 @@ def test_true_is_no_number_of_a_task(trained: Path) -> None:
     for odd in (True, False, 0, 3, -1):
         with pytest.raises(ModelError, match="no task"):
             open_model(trained).task(odd)
+
+
+def test_another_task_in_the_place_of_the_newest_is_seen(model: Model, data: Path) -> None:
+    other = open_model(model.path)
+    assert other.undo() == "middle"
+    learn_more(other, data, "high", epochs=1)
+    assert model.refresh()
+    assert [task.name for task in model.tasks] == ["low", "high"]
+    assert not model.refresh()
+
+
+def test_nothing_is_taken_back_and_no_folder_made_where_no_model_is(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no model"):
+        open_model(tmp_path / "m").undo()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model.json", ".lock", "tasks/u.zfu", "tasks/001-low/task.json", ".training/u.zfu"])
+@pytest.mark.parametrize("way", ["straight", "linked"])
+def test_an_update_is_not_written_over_the_model(model: Model, tmp_path: Path, name: str, way: str) -> None:
+    (model.path / ".training").mkdir()
+    (tmp_path / "link").symlink_to(model.path)
+    before = tree(model.path)
+    with pytest.raises(ModelError, match="belongs to the model itself"):
+        model.ship((model.path if way == "straight" else tmp_path / "link") / name)
+    assert tree(model.path) == before
+    assert not list((model.path / ".training").iterdir())
+    model.ship(model.path / "u.zfu")  # beside them there is room

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -104,3 +106,12 @@ def test_every_number_name_type_and_shape_is_in_the_digest() -> None:
     plain.register_buffer("b", torch.zeros(2, 3))
     found += [digest(module) for module in (first, renamed, turned, wide, plain)]
     assert len(set(found)) == len(found) == len(first.state_dict()) + 5
+
+
+def test_new_values_are_drawn_as_the_model_wrote_down() -> None:
+    """Not as this program's own start of weights would have them: a model may have started from other weights."""
+    backbone = CASES["small"]
+    net = grow(plain_network(backbone, 0), example(backbone), **backbone.growing())
+    other = {name: (spread * 2, mean + 1, inputs) for name, (spread, mean, inputs) in fresh_values(net).items()}
+    facts = ModelFacts(backbone, 0, "2026-01-01T00:00:00Z", "zeroforget", None, other)
+    assert fresh_values(empty_network(facts, Path("model.json"))) == other
