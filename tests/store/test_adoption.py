@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,11 @@ from typer.testing import CliRunner
 from tests.store.helpers import LATER
 from zeroforget import nets
 from zeroforget.cli import app
+from zeroforget.core.grow import grow
+from zeroforget.core.network import GrowingNetwork
 from zeroforget.store import ModelError, Options, Watch, open_model
 from zeroforget.store.adoption import Given, adopt
+from zeroforget.store.tensors import growing_tensors
 
 
 def classifier(path: Path, prefix: str = "features.", head: str = "head") -> nn.Module:
@@ -94,3 +99,29 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
     adopt(where, data / "middle", "digits", good, OPTIONS, Watch())
     with pytest.raises(ModelError, match="there already"):
         adopt(where, data / "middle", "digits", good, OPTIONS, Watch())
+
+
+def test_a_network_that_answers_otherwise_is_not_adopted(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(*args: Any, **more: Any) -> GrowingNetwork:
+        net = grow(*args, **more)
+        next(iter(growing_tensors(net).values())).value += 1e-3
+        return net
+
+    classifier(tmp_path / "w.safetensors")
+    monkeypatch.setattr("zeroforget.store.adoption.grow", spoiled)
+    with pytest.raises(ModelError, match="would not answer as the classifier does; nothing was made"):
+        adopt(tmp_path / "m", data / "middle", "digits", given(tmp_path / "w.safetensors"), OPTIONS, Watch())
+    assert not (tmp_path / "m").exists()
+
+
+def test_strictly_no_picture_may_be_unreadable(data: Path, tmp_path: Path) -> None:
+    classifier(tmp_path / "w.safetensors")
+    shutil.copytree(data / "middle", tmp_path / "data")
+    (tmp_path / "data" / "digit2" / "broken.png").write_bytes(b"none")
+    good = given(tmp_path / "w.safetensors")
+    with pytest.raises(ModelError, match=r"broken\.png"):
+        adopt(tmp_path / "m", tmp_path / "data", "digits", good, replace(OPTIONS, strict=True), Watch())
+    assert not (tmp_path / "m").exists()
+    assert adopt(tmp_path / "m", tmp_path / "data", "digits", good, OPTIONS, Watch()).data.skipped == 1
