@@ -73,11 +73,12 @@ def test_after_a_task_is_dropped_the_one_before_trains_what_it_did(name: str) ->
     net.add_task("birds", 3)
     net.add_task("cars", 3, growth=0.25)
     shapes = {n: (p.shape, p.requires_grad) for n, p in net.named_parameters()}
-    widths, shares, left = net.widths(), net.shares, net.left()
+    widths, shares, left, births = net.widths(), net.shares, net.left(), net.births
     net.add_task("boats", 4, growth=0.1)
     net.drop_task()
     assert {n: (p.shape, p.requires_grad) for n, p in net.named_parameters()} == shapes
     assert (net.widths(), net.shares, net.left()) == (widths, shares, left)
+    assert all(torch.equal(now, births[axis]) for axis, now in net.births.items())
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
     train(net, x)
     assert not any(torch.equal(p, before[n]) for n, p in net.named_parameters())
@@ -104,6 +105,16 @@ def test_an_earlier_task_follows_what_becomes_of_the_whole_network(net: tuple[Gr
     assert torch.equal(after, network.dense("birds")(x))
     network.double()
     assert torch.equal(network(x.double(), "birds"), network.dense("birds")(x.double()))
+
+
+def test_what_is_told_of_a_network_is_a_copy(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, _ = net
+    widths, shares = network.widths("birds"), dict(network.shares)
+    for births in network.births.values():
+        births.fill_(7)
+    network.shares.clear()
+    assert network.widths("birds") == widths
+    assert network.shares == shares
 
 
 def test_one_axis_can_grow_alone(net: tuple[GrowingNetwork, Tensor]) -> None:

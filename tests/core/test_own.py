@@ -262,6 +262,21 @@ def test_what_moves_is_all_that_learning_changes() -> None:
         train(net, x, 3)
 
 
+def test_dense_networks_share_no_memory_with_the_growing_one() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 12)
+    plain = nn.Sequential(nn.Linear(12, 16), Centered(16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
+    net = grow(plain, x, start=0.5)
+    net.add_task("a", 3)
+    net.add_task("b", 3, 0.25)
+    dense = [net.dense(task) for task in net.tasks]
+    places = [{t.untyped_storage().data_ptr() for t in (*m.parameters(), *m.buffers())} for m in (net, *dense)]
+    assert len(set().union(*places)) == sum(map(len, places))
+    before = dense[1](x)
+    train(net, x, 3)
+    assert torch.equal(dense[1](x), before)
+
+
 def test_a_table_made_anew_stays_what_it_is() -> None:
     torch.manual_seed(0)
     net = grow(Table(), WORDS, start=0.5)
