@@ -105,12 +105,8 @@ def _tell(model: Model, facts: TaskFacts) -> None:
         say(f"  growth {row['growth']:g}: {100 * row['val_accuracy']:.1f} %{chosen}")
     earlier = len(model.tasks) - 1
     if earlier:
-        whose = (
-            "tasks unchanged: every number of their networks"
-            if earlier > 1
-            else "task unchanged: every number of its network"
-        )
-        say(f"{earlier} earlier {whose} is the same")
+        tasks, networks = ("tasks", "their networks") if earlier > 1 else ("task", "its network")
+        say(f"{earlier} earlier {tasks} unchanged: every number of {networks} is the same")
 
 
 def _growth(text: str) -> float | list[float]:

@@ -64,13 +64,9 @@ def grow(
         raise ValueError(
             f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
         )
-    names = [name for name, _ in net.named_parameters()]
-    limit = 1.0 if limit is None and start < 1 else limit
-    if is_share(limit) and limit is not None and limit < start:
+    room = room_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
+    if room.limit is not None and room.limit < start:
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
-    room = Room(
-        axes.sizes, functools.partial(count_weights, [axes.tensors[name] for name in names]), limit, unit, align
-    )
     with torch.inference_mode(False):
         idle = unused(net, example)
         grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
@@ -78,6 +74,12 @@ def grow(
     _warn_of_silent(axes, [*keep, *idle])
     _warn_of_unused(idle)
     return grown
+
+
+def room_of(net: nn.Module, axes: Axes, limit: float | None, unit: str, align: int) -> Room:
+    """How far the axes of a network may grow."""
+    tensors = [axes.tensors[name] for name, _ in net.named_parameters()]
+    return Room(axes.sizes, functools.partial(count_weights, tensors), limit, unit, align)
 
 
 def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zeroforget import nets
 from zeroforget.core.adopt import without_head
 from zeroforget.core.axes import Axes, Recipe, find_axes
-from zeroforget.core.growth import Room, count_weights
+from zeroforget.core.grow import room_of
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Preparation
 from zeroforget.nets import libraries
@@ -75,9 +75,7 @@ def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
     try:
         plain = plain_network(backbone, facts.seed)
         axes = _axes(plain, backbone)
-        names = [name for name, _ in plain.named_parameters()]
-        count = functools.partial(count_weights, [axes.tensors[name] for name in names])
-        room = Room(axes.sizes, count, backbone.limit, backbone.unit, backbone.align)
+        room = room_of(plain, axes, backbone.limit, backbone.unit, backbone.align)
         net = GrowingNetwork(plain, axes, backbone.shape, room, backbone.start, backbone.fn, backbone.bridge)
     except libraries.NoLibrary as error:
         raise ModelError(f"{where.parent} cannot be used here: {error} (it was made with {_made(backbone)})") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from zeroforget.nets.registry import nearest
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
@@ -87,9 +87,7 @@ class Options:
         known = [field.name for field in fields(Options)]
         for key in chosen:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean '{near[0]}'?" if near else ""
-                raise ModelError(f"learn has no option '{key}'{hint} (its options: {', '.join(known)})")
+                raise ModelError(f"learn has no option '{key}'{nearest(key, known)} (its options: {', '.join(known)})")
         return Options(**chosen)
 
     @property
