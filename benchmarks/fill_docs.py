@@ -5,6 +5,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- table results/NAME.json [--beside paper] -->       the table of accuracies
     <!-- headline results/NAME.json ... -->                 averages of TFM and its bounds, a row for each experiment
     <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
+    <!-- kept results/NAME.json -->                         what must be kept to serve all tasks, and to learn the next
     <!-- picture KIND results/NAME.json ... -->             averages, course or distance, see `benchmarks/pictures.py`
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
     <!-- epochs results/NAME.json -->                       the time of an epoch of the training loop
@@ -32,9 +33,12 @@ from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|tuned|picture|steps|epochs|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (table|headline|tuned|kept|picture|steps|epochs|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
 FOLDER = "pictures"
+SEES_ALL = ("joint", "joint-scratch")
+"""Rows that look at the images of past tasks."""
 
 
 def filled(text: str) -> str:
@@ -86,6 +90,8 @@ def _body(block: str, words: list[str]) -> str:
     runs = _runs(names[0], words)
     if block == "tuned":
         return tuned(runs)
+    if block == "kept":
+        return kept(runs)
     return formats.text(tables.tables(runs, beside_paper="--beside paper" in " ".join(words)), "markdown")
 
 
@@ -179,6 +185,23 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     return "[" + ", ".join(map(_short, value)) + "]" if isinstance(value, list) else str(value)
+
+
+# What is kept ------------------------------------------------------------------------------------------------------
+
+
+def kept(runs: list[Results]) -> str:
+    """One row a method: its average, its network, what stays beside it, and how many tasks kept every bit."""
+    head = "| Method | Avg. | network | beside it, to serve | beside it, to learn | tasks with every bit kept |"
+    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    (table,) = tables.tables(runs)
+    averages = {row.method: row.average.accuracy for row in table.rows}
+    for cost in tables.costs(runs).rows:
+        network, serving, learning = map(tables.size, (32 * cost.parameters, cost.inference, cost.training))
+        sizes = f"{network} | {serving} | {'all images' if cost.method in SEES_ALL else learning}"
+        title = tables.TITLES.get(cost.method, cost.method)
+        lines.append(f"| {title} | {averages[cost.method]:.1f} | {sizes} | {cost.kept:g} of {cost.tasks} |")
+    return "\n".join(lines)
 
 
 # Pages -------------------------------------------------------------------------------------------------------------

@@ -102,6 +102,20 @@ def test_the_headline_has_tfm_or_the_best_of_its_variants_and_what_it_lost() -> 
     assert named.endswith("| 80.0 | 0.0 | – | – | 97.0 |")
 
 
+def test_what_is_kept_counts_the_network_what_stays_beside_it_and_the_tasks_that_did_not_move() -> None:
+    still, moved = results("packnet", 0, [[0.8], [0.8, 0.9]]), results("lwf", 0, [[0.8], [0.7, 0.9]])
+    still = replace(
+        still,
+        parameters=[1000, 2000],
+        overhead=[{"training": 0, "inference": 0}, {"training": 80_000, "inference": 16_000}],
+    )
+    moved = replace(moved, unchanged=[False, True])
+    rows = fill_docs.kept([moved, still, results("joint", 0, [[0.9], [0.9, 0.9]])]).splitlines()[2:]
+    assert "| PackNet | 85.0 | 8.0 kB | 2.0 kB | 10.0 kB | 2 of 2 |" in rows
+    assert [row.split(" | ")[-1] for row in rows if row.startswith("| LwF")] == ["1 of 2 |"]
+    assert [row.split(" | ")[-2] for row in rows if row.startswith("| Joint")] == ["all images"]
+
+
 def test_runs_of_another_experiment_stand_in_a_table_if_they_are_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
