@@ -130,12 +130,12 @@ def _file(kind: str, names: list[str]) -> str:
 
 
 def headline(files: list[list[Results]]) -> str:
-    """Average accuracies: TFM and what it lost, the paper's, fine-tuning and joint training.
+    """Average accuracies: TFM and what it lost, the paper's, PackNet, fine-tuning and joint training.
 
     TFM is the row of that name; where an experiment has only variants of it, the best of them.
     """
-    head = "| experiment | TFM | forgotten | TFM in the paper | fine-tuning | joint, all data at once |"
-    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    head = "| experiment | TFM | forgotten | TFM in the paper | PackNet | fine-tuning | joint, all data at once |"
+    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for runs in files:
         (table,) = tables.tables(runs)
         found = {row.method: row.average.accuracy for row in table.rows}
@@ -143,7 +143,8 @@ def headline(files: list[list[Results]]) -> str:
         lost = 100 * max(0.0, -min(min(run.forgetting) for run in runs if run.method == ours))
         printed = paper.comparable(runs[0].scenario, len(runs[0].tasks)) if ours == "tfm" else None
         theirs = printed.row("tfm") if printed else None
-        cells = (found[ours], lost, theirs and theirs.average, found.get("finetuning"), found.get("joint-scratch"))
+        others = (found.get(name) for name in ("packnet", "finetuning", "joint-scratch"))
+        cells = (found[ours], lost, theirs and theirs.average, *others)
         figures = " | ".join("–" if cell is None else f"{cell:.1f}" for cell in cells)
         lines.append(f"| `{runs[0].experiment}` | {figures} |")
     return "\n".join(lines)
