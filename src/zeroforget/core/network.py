@@ -21,6 +21,7 @@ from zeroforget.core.layers import GrowingLayer, GrowingNorm, bits, seal, tie, u
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.records import GrowthOverhead, TaskRecord
 from zeroforget.core.tensors import GrowingTensor
+from zeroforget.core.untouched import fresh, warn_if_untouched
 
 _CACHED = 4  # dense networks kept for `forward`, the latest used
 
@@ -47,6 +48,7 @@ class GrowingNetwork(nn.Module):
         self._shares: list[dict[str, float]] = []
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
         self.heads = nn.ModuleList()
+        self._begun: Tensor | None = None  # of the newest head
         self.loose = nn.ModuleDict()
         self._homes: dict[str, tuple[str, str]] = {}  # loose parameter → its module and its name there
         self.extras = nn.ModuleList()
@@ -151,6 +153,7 @@ class GrowingNetwork(nn.Module):
         self._withdraw()
         shares, widths = self.plan(name, classes, growth)
         record = TaskRecord(name, operator.index(classes), self._wanted(growth))
+        warn_if_untouched(self.heads, self._begun, self.tasks)
         for axis, width in widths.items():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])
@@ -177,6 +180,7 @@ class GrowingNetwork(nn.Module):
         self.history.append(record)
         self._shares.append(shares)
         self.heads.append(self._new_head(record.classes))
+        self._begun = fresh(self.heads)
 
     @torch.inference_mode(False)
     def drop_task(self) -> None:
@@ -188,6 +192,7 @@ class GrowingNetwork(nn.Module):
         task = len(self.history) - 1
         like = self.heads[-1]
         del self.heads[-1]
+        self._begun = None
         unseal(self.heads[-1], like)
         for module in self.body.modules():
             if isinstance(module, (GrowingLayer, GrowingNorm)):
@@ -284,6 +289,8 @@ class GrowingNetwork(nn.Module):
         It shares nothing with this one. What it answers today it answers for ever.
         """
         number = self.number(task)
+        if number == len(self.history) - 1:
+            warn_if_untouched(self.heads, self._begun, self.tasks)
         features = copy.deepcopy(self._skeleton[0])
         made: dict[int, nn.Module] = {}
         widths = self._widths(number)
