@@ -48,6 +48,9 @@ def test_all_tasks_in_one_graph(trained: Path, data: Path, tmp_path: Path) -> No
     for number, task in enumerate(model.tasks):
         found = run(path, images, task=np.array(number))
         assert torch.allclose(found, model.logits(images, task.name), rtol=0, atol=1e-5)
+    for beyond in (2, 9, -3):
+        with pytest.raises(Exception, match="out of data bounds"):
+            run(path, images, task=np.array(beyond))
     tasks = json.loads({entry.key: entry.value for entry in onnx.load(path).metadata_props}["tasks"])
     assert [task["task"] for task in tasks] == ["low", "middle"]
 

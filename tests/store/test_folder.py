@@ -96,7 +96,9 @@ def test_a_task_taken_back_while_it_is_verified_is_no_damage(model: Model, monke
     monkeypatch.setattr(Folder, "tensors", staticmethod(late))
     report = verify(Folder(model.path))
     assert report
+    assert report.proofs[0].found.endswith("; 1 link of the chain")
     assert "1 of 1 tasks bit for bit" in report.proofs[1].found
+    assert "numbers in 1 network is" in report.proofs[2].found
 
 
 def test_after_the_thousandth_task_comes_another(tmp_path: Path) -> None:

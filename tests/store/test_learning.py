@@ -222,6 +222,12 @@ def test_mistakes_are_said_and_change_nothing(trained: Path, data: Path, mistake
     assert tree(trained) == before
 
 
+def test_code_of_ones_own_is_for_python(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"'mine:Net' is code of your own.*zeroforget\.adopt in Python"):
+        open_model(tmp_path / "m").learn(data / "low", "low", network="mine:Net", **QUICK)
+    assert not (tmp_path / "m").exists()
+
+
 ODD_NAMES = [
     "",
     "a/b",

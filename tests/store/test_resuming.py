@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.store.helpers import LATER, QUICK, write_digits
 from zeroforget import nets
-from zeroforget.store import Model, open_model
+from zeroforget.store import Model, ModelError, open_model
 from zeroforget.store.options import Watch
 from zeroforget.store.pictures import held_out
 from zeroforget.training import Progress
@@ -34,16 +34,21 @@ def interrupted(model: Model, pictures: Path, name: str, **options: Any) -> None
         model.learn(pictures, name, **options, watch=Watch(training=stop))
 
 
-def goes_on(model: Model, pictures: Path, name: str, **options: Any) -> bool:
-    """Whether this would go on with what was interrupted; nothing more is done than to ask."""
+def told(model: Model, pictures: Path, name: str, **options: Any) -> str:
+    """What is said of an interrupted training; nothing more is done than to ask."""
 
     def say(line: str) -> None:
         if "interrupted" in line:
             raise Stop(line)
 
-    with pytest.raises(Stop) as told:
+    with pytest.raises(Stop) as stopped:
         model.learn(pictures, name, **options, watch=Watch(say=say))
-    return str(told.value) == "going on with the training that was interrupted"
+    return str(stopped.value)
+
+
+def goes_on(model: Model, pictures: Path, name: str, **options: Any) -> bool:
+    """Whether this would go on with what was interrupted."""
+    return told(model, pictures, name, **options) == "going on with the training that was interrupted"
 
 
 @pytest.mark.parametrize("same", [{}, {"epochs": 9}, {"strict": True}, {"finish": True}])
@@ -91,3 +96,18 @@ def test_other_weights_in_the_same_file_start_over(data: Path, tmp_path: Path) -
     save_file({name: tensor * 2 for name, tensor in given.state_dict().items()}, file)
     assert not goes_on(model, data / "low", "low", weights=file, **QUICK)
     assert not goes_on(model, data / "low", "low", **QUICK)
+
+
+def test_what_differs_is_named(model: Model, data: Path) -> None:
+    interrupted(model, data / "high", "high", **LATER)
+    given_up = "an interrupted training is given up: "
+    assert told(model, data / "high", "another", **LATER) == f"{given_up}it was of task 'high'"
+    assert told(model, data / "low", "high", **LATER) == f"{given_up}the pictures are others"
+    said = told(model, data / "high", "high", **(LATER | {"seed": 3, "lr": 0.5}))
+    assert said == f"{given_up}lr was 0.02 and is 0.5, seed was 0 and is 3"
+    with pytest.raises(ModelError, match=r"no interrupted training .* to finish: lr was .* and is 0.5"):
+        model.learn(data / "high", "high", **(LATER | {"lr": 0.5, "finish": True}))
+    model.undo()
+    assert told(model, data / "high", "high", **LATER) == f"{given_up}the model has other tasks now"
+    (model.path / ".training" / "plan").write_text("0" * 64)  # as it was written once
+    assert told(model, data / "high", "high", **LATER).startswith(f"{given_up}another version")

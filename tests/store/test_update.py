@@ -131,6 +131,10 @@ def test_another_ancestor_is_refused_and_the_right_one_named(
     learn_more(behind, data, "high")
     with pytest.raises(ModelError, match=r"brings 'middle' where this model has learned 'high'.*undo"):
         behind.receive(tmp_path / "both.zfu")
+    behind.undo()
+    learn_more(behind, data, "middle", seed=5)
+    with pytest.raises(ModelError, match=r"brings another 'middle' where this model has learned 'middle'"):
+        behind.receive(tmp_path / "both.zfu")
     other = open_model(tmp_path / "other")
     other.learn(data / "low", "low", **(QUICK | {"seed": 5}))
     with pytest.raises(ModelError, match="another model"):

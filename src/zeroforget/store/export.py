@@ -156,7 +156,7 @@ def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
     for index in range(len(parts) - 2, -1, -1):
         here = f"is_{index}"
         nodes = [
-            helper.make_node("Equal", ["task", f"number_{index}"], [here], name=f"equal_{index}"),
+            helper.make_node("Equal", ["one_of_them", f"number_{index}"], [here], name=f"equal_{index}"),
             helper.make_node("If", [here], [f"out_{index}"], name=here, then_branch=parts[index], else_branch=branch),
         ]
         number = helper.make_tensor(f"number_{index}", kind.INT64, [], [index])
@@ -166,6 +166,9 @@ def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
         helper.make_tensor_value_info("pixels", kind.FLOAT, ["batch", *model.shape]),
         helper.make_tensor_value_info("task", kind.INT64, []),
     ]
+    # A number that no task has is an index beyond the list, which is an error and not the last task's answer.
+    branch.initializer.append(helper.make_tensor("numbers", kind.INT64, [len(parts)], range(len(parts))))
+    branch.node.insert(0, helper.make_node("Gather", ["numbers", "task"], ["one_of_them"], name="one_of_them"))
     last = branch.output[0].name
     branch.node.append(helper.make_node("Identity", [last], ["logits"], name="answer"))
     branch.ClearField("output")

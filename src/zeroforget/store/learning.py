@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -91,6 +90,12 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
         if libraries.is_foreign(network):
             raise ModelError(
                 f"'{network}' is for 'zeroforget adopt', which takes it with its weights as the first task"
+            )
+        if ":" in network:
+            raise ModelError(
+                f"'{network}' is code of your own, which a model's folder does not hold: name a network of 'zeroforget "
+                "networks' (for 'zeroforget adopt' also one of torchvision or timm), or use zeroforget.grow or "
+                "zeroforget.adopt in Python, where any module will do"
             )
         nets.find(network)
         return Backbone(network, {"width": width}, (1 if options.gray else 3, size, size), align=options.align or 1)
@@ -198,19 +203,19 @@ class _Learning:
 
     def _train(self, grower: Grower) -> FitLog:
         training = self.folder.path / TRAINING
-        plan = self._plan()
-        if not (training / "plan").is_file() or (training / "plan").read_bytes() != plan.encode():
+        plan, before = self._plan(), _planned(training / "plan")
+        if before != plan:
+            other = _other(before, plan)
             if self.options.finish:
                 raise ModelError(
                     "there is no interrupted training of this task with these pictures and options to finish"
+                    + (f": {other}" if before else "")
                 )
             if any(training.glob("phase-*")):
-                self.watch.say(
-                    "an interrupted training, of another task or with other pictures or options, is given up"
-                )
+                self.watch.say(f"an interrupted training is given up: {other}")
             shutil.rmtree(training, ignore_errors=True)
             training.mkdir()
-            files.write(training / "plan", plan.encode())
+            files.write(training / "plan", json.dumps(plan).encode())
         elif any(training.glob("phase-*")):
             self.watch.say("going on with the training that was interrupted")
         try:
@@ -236,20 +241,19 @@ class _Learning:
                 f"more. Try a lower one, such as --lr {lower:g}. The model is as it was"
             ) from error
 
-    def _plan(self) -> str:
+    def _plan(self) -> dict[str, Any]:
         """What an interrupted training must share with this one to be gone on with."""
         options = {f.name: str(getattr(self.options, f.name)) for f in fields(self.options)}
         for same in ("finish", "strict", "epochs", "weights"):
             options.pop(same)
-        key = {
-            "head": self.chain.head if self.chain else "",
+        return {
+            "task": self.ready.task.name,
+            "model": self.chain.head if self.chain else "",
             "backbone": str(self.backbone),
             "weights": self.weights,
-            "name": self.ready.task.name,
-            "data": [pixels(self.ready.task.train), self.ready.data.pixels],
+            "pictures": [pixels(self.ready.task.train), self.ready.data.pixels],
             "options": options,
         }
-        return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
     def _write(self, net: GrowingNetwork, log: FitLog) -> TaskFacts:
         """Written aside, read back, measured as read back, and only then given its name."""
@@ -308,6 +312,35 @@ class _Learning:
         val = self.ready.task.val
         rows = torch.linspace(0, len(val) - 1, min(PROBES, len(val))).long()
         return val.batch(rows)[0].clone()
+
+
+def _planned(path: Path) -> dict[str, Any]:
+    """The plan of an interrupted training; empty if there is none that can be read."""
+    try:
+        plan = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _other(before: dict[str, Any], plan: dict[str, Any]) -> str:
+    """In what an interrupted training differs from the one to begin, in words."""
+    if before.keys() != plan.keys():
+        return "another version of zeroforget began it, or its plan is damaged"
+    if before["task"] != plan["task"]:
+        return f"it was of task '{before['task']}'"
+    if before["model"] != plan["model"]:
+        return "the model has other tasks now"
+    was, now = before["options"], plan["options"]
+    changed = [f"{key} was {was.get(key)} and is {value}" for key, value in now.items() if was.get(key) != value]
+    return ", ".join(changed) or _OTHER[next(key for key in _OTHER if before[key] != plan[key])]
+
+
+_OTHER = {
+    "pictures": "the pictures are others",
+    "weights": "the weights are others",
+    "backbone": "the network is another",
+}
 
 
 def _summary(log: FitLog) -> dict[str, Any]:

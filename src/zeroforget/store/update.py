@@ -193,9 +193,10 @@ def _known(chain: Chain, update: Update, path: Path) -> int:
     brings = [own for _, own in update.tasks]
     for place, (mine, theirs) in enumerate(zip(have, brings, strict=False)):
         if mine != theirs:
-            task = chain.tasks[hashes.index(update.base) + place]
+            task, brought = chain.tasks[hashes.index(update.base) + place], update.tasks[place][0]
+            another = "another " if brought == task.name else ""
             raise ModelError(
-                f"{path} brings '{update.tasks[place][0]}' where this model has learned '{task.name}': it was made for "
+                f"{path} brings {another}'{brought}' where this model has learned '{task.name}': it was made for "
                 f"one that ends with '{update.base_name}' ({update.base[:12]}). Take back '{task.name}' and what came "
                 "after with 'zeroforget undo', or keep both as separate models"
             )
