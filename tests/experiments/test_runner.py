@@ -243,8 +243,10 @@ def test_one_method_that_diverges_does_not_stop_the_others(tmp_path: Path) -> No
         write_toml(tmp_path, epochs=1, more=more), methods=["finetuning", "exploding", "pulled"]
     )
     count = Count()
-    with pytest.raises(Failed, match=r"(?s)1 of 3 runs failed.*exploding.*loss became inf"):
+    with pytest.raises(Failed, match=r"(?s)1 of 3 runs failed.*loss became inf") as caught:
         run(experiment, tmp_path, watch=count)
+    (folder,) = tmp_path.rglob("exploding/seed-0")
+    assert f"\n{folder}: " in str(caught.value)  # where to look
     assert count.failed == ["exploding"]
     assert {r.method for r in load_runs([tmp_path])} == {"finetuning", "pulled"}
 

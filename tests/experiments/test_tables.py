@@ -189,8 +189,11 @@ def test_a_task_that_waited_has_nothing_to_forget() -> None:
 
 
 def test_runs_that_cannot_share_a_row_are_refused() -> None:
-    with pytest.raises(ValueError, match="twice with one seed"):
-        tables([results(), results()])
+    with pytest.raises(ValueError, match="method 'finetuning' is there twice on digits/5 with seed 0; give one run"):
+        tables([results(seed=1), results(), results()])
+    named = Results.from_dict(results().to_dict() | {"experiment": "short"})
+    with pytest.raises(ValueError, match="'finetuning' of the experiment 'short' is there twice"):
+        tables([named, named])
     other = Results.from_dict(results(seed=1).to_dict() | {"options": {"a": 1}})
     with pytest.raises(ValueError, match="differ in their options"):
         tables([results(), other])
@@ -244,7 +247,7 @@ def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold()
     good, bad = [[0.5] * (t + 1) for t in range(10)], [[0.25] * (t + 1) for t in range(10)]
     made = [results("hat", 0, good if name == names[0] else bad, scenario=name) for name in names]
     made += [results("tfm", 0, bad if name == names[0] else good, scenario=name) for name in names]
-    made += [results("ewc", 0, good, scenario=names[0])]  # not run on the others
+    made += [results(method, 0, good, scenario=names[0]) for method in ("ewc", "joint-scratch")]  # not on the others
     table = averages(made, beside_paper=True)
     assert table.columns == tuple(f"{name} · small" for name in names)
     assert [(r.method, r.source) for r in table.rows] == [
@@ -264,7 +267,7 @@ def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold()
         [False, True, True],
     ]
     assert "| TFM | 25.0 | **50.0** | **50.0** |" in formats.markdown(table)
-    assert table.notes[0] == "Not run on every scenario: EWC."
+    assert table.notes[0] == "Not run on every scenario: Joint, from scratch; EWC."
 
 
 def test_averages_are_of_methods_that_ran_everywhere_and_repeat_no_note() -> None:

@@ -286,7 +286,11 @@ def _dataclass(cls: type[Any], raw: Any, where: str) -> Any:
     hints = get_type_hints(cls)
     for key in raw:
         known_key(key, names, where)
-    return cls(**{key: conform(value, hints[key], f"{where}: {key}") for key, value in raw.items()})
+    values = {key: conform(value, hints[key], f"{where}: {key}") for key, value in raw.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _apply(raw: dict[str, Any], change: str) -> None:
@@ -300,6 +304,10 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         raw["methods"][owner][path.removeprefix(f"{owner}.")] = _value(text)
         return
     first, *rest = path.split(".")
+    if path in raw["methods"]:
+        raise ValueError(f"--set {change}: '{path}' is a method; set one of its options, as in {path}.NAME={text}")
+    if first not in _KEYS and first in registry.names():
+        raise ValueError(f"--set {change}: this experiment does not run '{first}'; name it with --methods too")
     known_key(first, [*(k for k in _KEYS if k != "methods"), *raw["methods"]], f"--set {change}: the experiment")
     if not rest:
         raw[first] = _value(text)

@@ -81,7 +81,7 @@ def run(
                 raise error.__cause__ from None
             full = isinstance(error, torch.OutOfMemoryError)
             why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error)
-            failures.append(f"{config.folder}: {why}")
+            failures.append(f"{out / config.folder}: {why}")
             watch.run_failed(config, ValueError(why.splitlines()[-1]))
     _complain(failures, len(experiment.runs()))
     return results
@@ -96,7 +96,8 @@ def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, mps: bool
     with sharing(watch.notice) if shared else nullcontext():
         now = iter(side_by_side(left, work, most, watch))
     outcomes = [results or next(now) for results in before]
-    failures = [f"{c.folder}: {why}" for c, why in zip(configs, outcomes, strict=True) if isinstance(why, str)]
+    pairs = zip(configs, outcomes, strict=True)
+    failures = [f"{work.out / config.folder}: {why}" for config, why in pairs if isinstance(why, str)]
     _complain(failures, len(configs))
     return [results for results in outcomes if isinstance(results, Results)]
 

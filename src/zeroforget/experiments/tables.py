@@ -187,8 +187,11 @@ def by_method(group: Sequence[Results]) -> list[list[Results]]:
 
 def _check_alike(method: str, runs: Sequence[Results]) -> None:
     seeds = [r.seed for r in runs]
-    if len(set(seeds)) != len(seeds):
-        raise ValueError(f"method '{method}' is there twice with one seed ({sorted(seeds)}); give one run of each")
+    if twice := [seed for seed in sorted(set(seeds)) if seeds.count(seed) > 1]:
+        home = f" of the experiment '{runs[0].experiment}'" if runs[0].experiment else ""
+        raise ValueError(
+            f"method '{method}'{home} is there twice on {runs[0].scenario} with seed {twice[0]}; give one run of each"
+        )
     for other in runs[1:]:
         for name in ("options", "regime", "tasks"):
             said = getattr(other, name), getattr(runs[0], name)
@@ -277,7 +280,7 @@ def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
         m for rows_of in found for m, source in rows_of if source == "ours" and (m, source) not in keys
     )
     if others:
-        notes = (f"Not run on every scenario: {', '.join(map(_title, others))}.", *notes)
+        notes = (f"Not run on every scenario: {'; '.join(map(_title, others))}.", *notes)
     return Table("Average accuracy", tuple(table.title for table in made), tuple(rows), notes)
 
 
