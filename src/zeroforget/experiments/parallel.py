@@ -100,7 +100,7 @@ def _work(work: Work, config: RunConfig, ears: Connection) -> None:
     except MemoryError:
         _last_word(ears, f"memory is full. {_FEWER}")
     except (ValueError, OSError) as error:
-        _last_word(ears, str(error))
+        _last_word(ears, str(error) or traceback.format_exc().rstrip())
     except Exception:
         _last_word(ears, traceback.format_exc().rstrip())
 
@@ -131,12 +131,14 @@ class _Child:
 
     def listen(self, watch: Watch) -> bool:
         """Pass on all it has said; False when it will say no more."""
-        try:
-            while self.ears.poll():
-                self._pass_on(watch, *self.ears.recv())
-        except (EOFError, OSError):
-            return False
-        return True
+        while True:
+            try:
+                if not self.ears.poll():
+                    return True
+                said = self.ears.recv()
+            except (EOFError, OSError):
+                return False
+            self._pass_on(watch, *said)  # what fails here is the watcher's trouble, not the end of the process
 
     def _pass_on(self, watch: Watch, what: str, *said: Any) -> None:
         if what in ("done", "failed"):

@@ -49,7 +49,7 @@ class TensorBoard(Watch):
         self._make = SummaryWriter
         self._out = out
         self._writers: dict[Path, Any] = {}
-        self._seen: dict[Path, tuple[Any, ...]] = {}
+        self._seen: set[tuple[Any, ...]] = set()
 
     def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
         """Open the run's event file."""
@@ -58,10 +58,10 @@ class TensorBoard(Watch):
     def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
         """Each epoch once."""
         last = progress.last
-        key = (progress.index, progress.phase, trial, last.epoch if last else None)
-        if last is None or key == self._seen.get(config.folder):
+        key = (config.folder, progress.index, progress.phase, trial, last.epoch if last else None)
+        if last is None or key in self._seen:
             return
-        self._seen[config.folder] = key
+        self._seen.add(key)
         name = f"task-{progress.index + 1}" + (f"/{trial}" if trial else "") + f"/phase-{progress.phase}"
         for what in ("loss", "val_loss", "val_accuracy", "lr"):
             self._writers[config.folder].add_scalar(f"{name}/{what}", getattr(last, what), last.epoch)
