@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -128,6 +131,40 @@ def test_a_dead_ones_traces_do_not_count(calls: Path, tmp_path: Path) -> None:
     assert not mps.running()
     file.write_text("")
     assert not mps.running()
+
+
+def test_a_process_of_any_name_lives_until_it_has_ended_buried_or_not(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z b"
+    program.write_text("#!/bin/sh\nread word\n")
+    program.chmod(0o755)
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
+        while "Z" not in Path(f"/proc/{process.pid}/comm").read_text():
+            time.sleep(0.01)  # until it has its name
+        assert mps._lives(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked how
+        assert not mps._lives(process.pid)
+    assert not mps._lives(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("command", "trouble"),
+    [
+        (["sh", "-c", "echo fine >&2"], ""),
+        (["sh", "-c", "echo first >&2; echo last; exit 2"], "last"),
+        (["sh", "-c", "read word; [ $word = quit ]"], ""),
+        ([sys.executable, "-c", "import os; assert os.getsid(0) == os.getpid()"], ""),  # Ctrl-C does not reach it
+        (["zeroforget-no-such-program"], "[Errno 2] No such file or directory: 'zeroforget-no-such-program'"),
+        (["sleep", "5"], "Command '['sleep', '5']' timed out after "),
+    ],
+)
+def test_what_goes_wrong_in_a_call_is_one_line(
+    command: list[str], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "TIMEOUT_S", 0.5 if command[0] == "sleep" else 30.0)
+    said = mps._call(command, {}, "quit\n")
+    assert said.startswith(trouble)
+    assert len(said.splitlines()) == bool(trouble)
 
 
 def test_without_the_program_nothing_happens(calls: Path) -> None:

@@ -231,6 +231,18 @@ def test_a_loss_that_no_step_can_follow_is_told(returned: Callable[[Tensor], obj
     assert not learner.specs
 
 
+def test_one_number_is_a_loss_whatever_its_shape() -> None:
+    class Framed(Finetuning):
+        def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+            return super().loss(x, y, task)[None]
+
+    logs = []
+    for cls in (Finetuning, Framed):
+        with seeded("learn"):
+            logs.append(method(cls).learn(task(), Fit(Regime(epochs=1))))
+    assert logs[0].epochs[0].loss == logs[1].epochs[0].loss
+
+
 def test_bad_data_is_refused_before_anything_changes() -> None:
     good = task()
     images = good.train.images.clone()

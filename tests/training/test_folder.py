@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.training.test_fit import task
-from zeroforget.methods import Method
+from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.registry import build
 from zeroforget.training import Diverged, Fit, Progress, Regime
 from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
@@ -116,7 +116,9 @@ def test_what_diverged_is_not_gone_on_with(tmp_path: Path) -> None:
     learner, other = method("finetuning"), method("finetuning")
     with pytest.raises(Diverged):
         learn(learner, 0, fit)
-    fit.regime = REGIME
+    fit.regime, fit.progress = REGIME, at(0, 1, 1)
+    with pytest.raises(Stop):
+        learn(learner, 0, fit)
     learn(learner, 0, fit)
     learn(other, 0, Fit(REGIME, _phases=Phases({0: 1})))
     assert equal(learner.state_dict(), other.state_dict())
@@ -133,6 +135,24 @@ def test_a_phase_tried_again_by_itself_keeps_its_number() -> None:
     assert phases.take([layer], 0) == range(1)
     assert phases.take([Layers(), Layers()], 0) == range(1, 3)
     assert phases.take([layer], 1) == range(1)
+
+
+def test_a_phase_that_came_to_its_end_keeps_its_number_whatever_becomes_of_its_structure() -> None:
+    layer, phases = Layers(), Phases()
+    assert phases.take([layer], 0) == range(1)
+    layer.head = nn.Linear(2, 2)
+    assert phases.take([layer], 0) == range(1, 2)
+
+
+def test_what_diverged_is_not_begun_with_again_either() -> None:
+    """Not even when the next try is interrupted and its structure dropped."""
+    layer, phases = Layers(), Phases()
+    assert phases.take([layer], 0) == range(1)
+    phases.forget(0)
+    assert phases.take([layer], 0) == range(1, 2)
+    phases.give_back(range(1, 2), 0)
+    layer.head = nn.Linear(2, 2)
+    assert phases.take([layer], 0) == range(1, 2)
 
 
 class Layers(nn.Module):
@@ -193,3 +213,32 @@ def test_a_checkpoint_of_other_shapes_or_types_is_refused_and_changes_nothing(tm
         with pytest.raises(ValueError, match=r"belongs to another network: .*net\.0\.weight.* do not match"):
             learner.learn(data, Fit(REGIME, folder=tmp_path))
         assert equal(learner.state_dict(), state)
+
+
+def test_a_resumed_training_that_is_stopped_again_leaves_the_weights_of_before(tmp_path: Path) -> None:
+    """Not those of the checkpoint."""
+    learner = method("finetuning")
+    learner.add_task(TaskSpec("0", 3))
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    for epoch in (1, 2):
+        with pytest.raises(Stop):
+            Fit(REGIME, folder=tmp_path, progress=at(0, 0, epoch))(learner, task("0"), 0)
+        assert equal(learner.state_dict(), before)
+
+
+def test_what_lies_otherwise_in_memory_is_saved_and_comes_back_so(tmp_path: Path) -> None:
+    """A fused optimizer wants what it remembers to lie as its parameter does."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, 2, 4, 5).contiguous(memory_format=torch.channels_last))
+    assert not weight.is_contiguous()
+    first, second = (torch.optim.SGD([weight], lr=0.1, momentum=0.9) for _ in range(2))
+    weight.grad = torch.randn_like(weight)
+    first.step()
+    tensors, numbers = optimizer_tensors(first)
+    file = Checkpoint(tmp_path / "phase.safetensors")
+    file.save(tensors | {"weight": weight}, {})
+    loaded, _ = file.load() or ({}, {})
+    assert torch.equal(loaded.pop("weight"), weight)
+    restore_optimizer(second, loaded, numbers)
+    assert torch.equal(second.state[weight]["momentum_buffer"], first.state[weight]["momentum_buffer"])
+    assert second.state[weight]["momentum_buffer"].stride() == weight.stride()

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tests.training.test_schedule import method, task
+from zeroforget.data import Split, Task
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.joint import Joint
 from zeroforget.training import Fit, Progress, Regime
 from zeroforget.training.mixing import mix, partner
-from zeroforget.training.seeding import seeded
+from zeroforget.training.seeding import generator, seeded
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -37,6 +38,24 @@ def test_a_cut_image_is_a_rectangle_of_its_partner(count: int, height: int, widt
         for side in (rows, columns):
             assert (side.int().diff() != 0).sum() <= 2  # one stretch
         assert share[image] == pytest.approx(float(kept[image].float().mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("cutmix", "mixup"), [(1.0, 0.0), (0.5, 0.4), (0.0, 0.7)])
+def test_every_pixel_is_what_the_draws_say(cutmix: float, mixup: float) -> None:
+    """Rectangles have the drawn share of the image's area, around the drawn middle, as far as the image goes."""
+    count, height, width = 24, 5, 3
+    x = torch.rand(count, 2, height, width, generator=draw())
+    mixed, share = mix(x, cutmix, mixup, draw(1))
+    draws = torch.rand(4, count, 1, generator=draw(1))[:, :, 0].T.tolist()
+    for image, (way, own, down, across) in enumerate(draws):
+        weights = torch.ones(height, width)
+        for row in range(height):
+            for column in range(width):
+                away = max(abs((row + 0.5) / height - down), abs((column + 0.5) / width - across))
+                cut = 0.0 if away < (1 - own) ** 0.5 / 2 else 1.0
+                weights[row, column] = cut if way < cutmix else own if way < cutmix + mixup else 1.0
+        torch.testing.assert_close(mixed[image], weights * x[image] + (1 - weights) * x[count - 1 - image])
+        torch.testing.assert_close(share[image], weights.mean())
 
 
 def test_cuts_lie_as_often_on_one_side_as_on_the_other() -> None:
@@ -162,3 +181,26 @@ def test_what_is_no_image_is_not_cut() -> None:
 def test_shares_are_checked(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="together at most 1"):
         Regime(**options)  # type: ignore[arg-type]
+
+
+def test_cuts_and_blends_are_drawn_for_images_as_they_are_asked_for() -> None:
+    """By the loop: the first batch of a task is mixed as `mix` mixes it, from what augmentation draws."""
+    seen = []
+
+    class Noting(Finetuning):
+        def loss(self, x: torch.Tensor, y: torch.Tensor, task: int) -> torch.Tensor:
+            seen.append((x, self.share))
+            return super().loss(x, y, task)
+
+    pixels = torch.rand(8, 1, 4, 4, generator=draw())
+    split = Split(pixels, torch.arange(8) % 2)
+    data = Task("t", ("a", "b"), split, split, split)
+    with seeded("net"):
+        learner = Noting(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4)), pixels)
+        learner.learn(data, Fit(Regime(epochs=1, batch_size=8, cutmix=0.7, mixup=0.2), seed=3))
+    order = torch.randperm(8, generator=generator("shuffle", 3, 0, 0))
+    mixed, share = mix(data.prepare.test(pixels[order]), 0.7, 0.2, generator("augment", 3, 0, 0))
+    ((x, given),) = seen
+    assert torch.equal(x, mixed)
+    assert given is not None
+    assert torch.equal(given, share)

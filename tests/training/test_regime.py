@@ -79,3 +79,71 @@ def test_values_that_the_optimizer_does_not_take_are_named(value: Any) -> None:
     regime = Regime(options={"momentum": value})
     with pytest.raises(ValueError, match=rf"options: sgd does not take .*momentum.*{value}"):
         regime.make_optimizer(nn.Linear(2, 2).parameters(), 0.1)
+
+
+def test_the_papers_regime_is_the_default() -> None:
+    assert Regime() == Regime(
+        optimizer="sgd", lr=0.05, options={}, batch_size=64, epochs=200, schedule="patience", keep="best", patience=5
+    )
+    assert (Regime().decay, Regime().min_lr, Regime().rewind, Regime().warmup) == (3.0, 1e-4, False, 0.0)
+    assert Regime() == Regime(label_smoothing=0.0, cutmix=0.0, mixup=0.0, mix_until=1.0, clip=None, precision="float32")
+
+
+def test_what_is_just_within_its_range_will_do() -> None:
+    assert Regime(cutmix=0.5, mixup=0.5).mixes(199)
+    assert Regime(mixup=1.0).mixes(0)
+    assert Regime(rewind=True, keep="accurate").rewind
+
+
+def test_an_optimizer_has_the_rate_of_the_moment_and_leaves_the_regime_as_it_is() -> None:
+    regime = Regime(lr=0.1, options={"momentum": 0.9})
+    optimizer = regime.make_optimizer(nn.Linear(2, 2).parameters(), 0.01)
+    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [(0.01, 0.9)]
+    assert regime == Regime(lr=0.1, options={"momentum": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "decay", "apart"),
+    [
+        ("sgd", {}, 0.0, False),
+        ("SGD", {"weight_decay": 0.1}, 0.1, False),
+        ("adam", {"weight_decay": 0.1}, 0.1, False),
+        ("adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, 0.1, True),
+        ("AdamW", {}, 0.01, True),
+        ("adamw", {"weight_decay": 0.0}, 0.0, False),
+        ("adafactor", {"weight_decay": 0.1}, 0.1, True),
+        ("rprop", {}, 0.0, False),
+    ],
+)
+def test_how_weights_decay_is_known(optimizer: str, options: dict[str, Any], decay: float, apart: bool) -> None:
+    regime = Regime(optimizer=optimizer, options=options)
+    assert (regime.weight_decay, regime.decays_apart) == (decay, apart)
+
+
+@pytest.mark.parametrize(
+    ("options", "captured"),
+    [
+        ({}, True),
+        ({"optimizer": "AdamW", "device": "cuda:0"}, True),
+        ({"options": {"momentum": 0.9, "nesterov": False}}, True),
+        ({"options": {"momentum": 0.9, "nesterov": True}}, False),
+        ({"options": {"momentum": 0.9, "dampening": 0.1}}, False),
+        ({"optimizer": "rmsprop"}, False),
+        ({"capture": False}, False),
+        ({"device": "cpu"}, False),
+    ],
+)
+def test_where_there_is_a_gpu_a_step_is_recorded_if_it_can_be(
+    options: dict[str, Any], captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert Regime(**({"device": "cuda"} | options)).can_capture() == captured
+    with pytest.raises(ValueError, match=r"there is no 'cuda:1': torch sees 1 of them, from cuda:0 on"):
+        Regime(device="cuda:1")
+
+
+def test_where_there_is_no_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device 'cuda:0' was asked for, but torch sees no GPU; use 'cpu'"):
+        Regime(device="cuda:0")

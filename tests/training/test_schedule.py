@@ -113,10 +113,19 @@ def test_a_rate_that_falls_may_go_on_from_the_best_weights(rewind: bool) -> None
         assert all(torch.equal(v, kept[k]) for k, v in starts[epoch].items()) == back
 
 
-def test_who_rewinds_forgets_its_momentum() -> None:
-    class Falling(Rates, Scripted):
-        pass
+class Falling(Rates, Scripted):
+    """Of a validation that is given, the rates that steps are made with."""
 
+
+def test_when_the_rate_is_divided_steps_become_smaller() -> None:
+    learner = method(Falling)
+    assert isinstance(learner, Falling)
+    learner.script = [1.0, 2.0, 3.0, 3.0, 3.0]
+    learner.learn(task(), Fit(Regime(epochs=5, patience=2, lr=0.1, decay=10.0, batch_size=54)))
+    assert learner.seen == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01], abs=1e-6)
+
+
+def test_who_rewinds_forgets_its_momentum() -> None:
     learner = method(Falling)
     assert isinstance(learner, Falling)
     learner.script = [1.0, 2.0, 3.0, 3.0]
@@ -147,6 +156,15 @@ def test_the_log_says_which_epoch_is_kept(keep: str, kept: int) -> None:
     assert log.best == kept
     assert better == [k in {"best": {1, 2}, "accurate": {1}, "last": {0, 1, 2, 3}}[keep] for k in range(4)]
     assert log.seconds == 4.0
+    assert log.val_accuracy == measured[kept][1]
+
+
+def test_the_accuracy_of_a_log_is_that_of_the_weights_kept_be_they_the_first_or_none() -> None:
+    log = FitLog()
+    assert math.isnan(log.val_accuracy)
+    for k, values in enumerate([(1.0, 0.7), (2.0, 0.8)]):
+        log.add(Epoch(k, 0.1, 0.0, *values, 1.0), "best")
+    assert log.val_accuracy == 0.7
 
 
 @pytest.mark.parametrize("cls", [Finetuning, Tfm])

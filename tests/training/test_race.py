@@ -1,0 +1,123 @@
+"""Several learners side by side, an epoch at a time: whose turn it is, and what an interruption leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.test_course import Even
+from tests.training.test_fit import method, task
+from zeroforget.methods import Method, TaskSpec
+from zeroforget.methods.finetuning import Finetuning
+from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime
+from zeroforget.training.fit import UNFINISHED
+from zeroforget.training.seeding import seeded
+
+REGIME = Regime(epochs=6, batch_size=27, keep="last")
+Seen = list[tuple[int, int, str]]
+
+
+class Wild(Finetuning):
+    """Loses count in its second epoch."""
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().loss(x, y, task) * (float("inf") if self.steps > 2 else 1.0)
+
+
+def learner(cls: type = Finetuning) -> Method:
+    made = method(cls)
+    with seeded("head"):
+        made.add_task(TaskSpec("t", 3))
+    return made
+
+
+def state(learner: Method) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+
+
+def equal(learner: Method, state: dict[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, state[name]) for name, tensor in learner.state_dict().items())
+
+
+def noting(seen: list[Seen]) -> Callable[[list[FitLog]], list[int]]:
+    """The first one always, the second every other time, the third no longer than two epochs."""
+
+    def turns(logs: list[FitLog]) -> list[int]:
+        seen.append([(len(log.epochs), log.best, log.stopped) for log in logs])
+        return [0] + [1] * (len(seen) % 2) + [2] * (len(logs[2].epochs) < 2)
+
+    return turns
+
+
+def race(seen: list[Seen], **options: object) -> tuple[list[FitLog], list[Method]]:
+    learners = [learner(Even) for _ in range(3)]
+    return Fit(REGIME, **options).race(learners, task(), 0, noting(seen)), learners  # type: ignore[arg-type]
+
+
+def test_who_has_a_turn_trains_an_epoch_until_none_is_left() -> None:
+    seen: list[Seen] = []
+    logs, learners = race(seen)
+    assert [[epochs for epochs, _, _ in each] for each in seen] == [
+        [0, 0, 0],
+        [1, 1, 1],
+        [2, 1, 2],
+        [3, 2, 2],
+        [4, 2, 2],
+        [5, 3, 2],
+        [6, 3, 2],
+        [6, 4, 2],
+    ]
+    assert [log.stopped for log in logs] == ["all epochs done", UNFINISHED, UNFINISHED]
+    assert seen[-1][0][2] == "all epochs done"
+    assert not equal(learners[0], state(learners[2]))
+
+
+@pytest.mark.parametrize("heard", [0, 1, 4, 20])
+def test_a_race_stopped_anywhere_takes_the_same_course_to_the_same_bits(heard: int, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    left = heard
+
+    def stop(progress: Progress) -> None:
+        nonlocal left
+        left -= progress.step == progress.steps
+        if left < 0:
+            raise Stop
+
+    whole: list[Seen] = []
+    logs, learners = race(whole)
+    with pytest.raises(Stop):
+        race([], folder=tmp_path, progress=stop)
+    again: list[Seen] = []
+    resumed, others = race(again, folder=tmp_path)
+    assert again == whole
+    assert [(len(log.epochs), log.best, log.stopped) for log in resumed] == [
+        (len(log.epochs), log.best, log.stopped) for log in logs
+    ]
+    assert all(equal(one, state(other)) for one, other in zip(learners, others, strict=True))
+
+
+def test_when_one_diverges_all_of_them_are_what_they_were() -> None:
+    learners = [learner(), learner(Wild), learner()]
+    before = [state(each) for each in learners]
+    with pytest.raises(Diverged, match="epoch 2, step 1 of 2"):
+        Fit(REGIME).race(learners, task(), 0)
+    assert all(equal(each, old) for each, old in zip(learners, before, strict=True))
+
+
+def test_ctrl_c_leaves_all_of_them_what_they_were() -> None:
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 1:
+            raise KeyboardInterrupt
+
+    learners = [learner(), learner()]
+    before = [state(each) for each in learners]
+    with pytest.raises(KeyboardInterrupt):
+        Fit(REGIME, progress=stop).race(learners, task(), 0)
+    assert all(equal(each, old) for each, old in zip(learners, before, strict=True))
