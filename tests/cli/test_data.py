@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import threading
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.data import helpers
 from zeroforget.cli import app
-from zeroforget.data.sources import SOURCES
+from zeroforget.data.sources import SOURCES, Source
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,9 @@ def test_scenarios_say_what_is_ready(tmp_path: Path) -> None:
     assert rows["flowers/4"] == ["4", "102", "2,040", "6,149", "ready"]
     assert rows["tiny-imagenet/large-first"] == ["10", "200", "100,000", "10,000", "needs", "tiny-imagenet"]
     assert rows["imagenet/10"][:4] == ["10", "1,000", "1,281,167", "50,000"]
-    assert "needs scenes, birds, cars, aircraft, actions" in " ".join(run("scenarios").split())
+    assert "multi 6 705 32,205 30,189 needs scenes, birds, cars, aircraft, actions" in " ".join(
+        run("scenarios").split()
+    )
 
 
 def test_data_root_is_an_option(tmp_path: Path) -> None:
@@ -54,6 +57,9 @@ def test_status_of_a_data_set(tmp_path: Path) -> None:
     assert "lacks jpg, imagelabels.mat, setid.mat" in output
     helpers.flowers(tmp_path / "data" / "flowers")
     assert f"on this disk: {tmp_path / 'data' / 'flowers'}" in run("data", "flowers")
+    assert f"not on this disk: {tmp_path / 'x' / 'flowers'} lacks" in run(
+        "data", "flowers", "--data-root", str(tmp_path / "x")
+    )
     assert "no checksum known" in run("data", "actions")
     assert "ready" in run("data", "digits", "--download")
 
@@ -65,6 +71,16 @@ def test_prepare_decodes_and_counts(tmp_path: Path) -> None:
     assert "this copy differs" in output
     assert len(list((tmp_path / "cache").glob("flowers-*/images.npy"))) == 1
     assert "differs" not in run("data", "digits", "--prepare")
+
+
+def test_a_damaged_image_is_named_on_one_line(tmp_path: Path) -> None:
+    root = tmp_path / ("a long name " * 9)
+    helpers.flowers(root / "flowers")
+    damaged = root / "flowers" / "jpg" / "image_00003.jpg"
+    damaged.write_bytes(b"x")
+    told = CliRunner().invoke(app, ["data", "flowers", "--prepare", "--data-root", str(root)])
+    assert isinstance(told.exception, ValueError)
+    assert f"{damaged} cannot be decoded" in told.stderr
 
 
 def test_download_fetches_verifies_and_is_done_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +103,28 @@ def test_download_fetches_verifies_and_is_done_the_second_time(tmp_path: Path, m
         server.server_close()
     assert "mnist: ready" in run("data", "mnist", "--download")
     assert "mnist: 10 classes, 60 training and 20 test images" in run("data", "mnist", "--prepare")
+    assert "officially it has 10 classes, 60,000 and 10,000 images: this copy differs" in run(
+        "data", "mnist", "--prepare"
+    )
+
+
+def test_what_lies_elsewhere_is_not_fetched_and_archives_are_kept_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Path, bool]] = []
+
+    def download(entry: Source, root: Path, progress: object, keep: bool) -> None:
+        asked.append((entry.name, root, keep))
+        helpers.mnist(root / "mnist")
+
+    monkeypatch.setattr("zeroforget.data.download.download", download)
+    monkeypatch.setenv("ZEROFORGET_DATA", f"{tmp_path / 'first'}:{tmp_path / 'second'}")
+    helpers.mnist(tmp_path / "second" / "mnist")
+    assert f"mnist: ready in {tmp_path / 'second' / 'mnist'}" in run("data", "mnist", "--download")
+    assert asked == []
+    shutil.rmtree(tmp_path / "second")
+    run("data", "mnist", "--download", "--keep")
+    assert asked == [("mnist", tmp_path / "first", True)]
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

@@ -80,6 +80,7 @@ def test_table_in_every_format(tmp_path: Path) -> None:
         "table,method,source,seeds,column,accuracy,forgetting,std\n"
     )
     assert "The paper has no table" in zeroforget("table", out, "--beside", "paper")
+    assert "The paper has no table" in zeroforget("table", out, "--beside", "paper", "--averages")
     assert "Average accuracy" in zeroforget("table", out, "--averages")
     assert "bits kept" in zeroforget("table", out, "--costs")
     file = tmp_path / "table.tex"
@@ -108,12 +109,12 @@ def test_report_reads_archives_and_leaves_out_their_curves(tmp_path: Path) -> No
     study()[0].save(tmp_path / "runs" / "a")
     zeroforget("archive", tmp_path / "runs", "-o", tmp_path / "a.json")
     for source, curves in (("runs", True), ("a.json", False)):
-        page = tmp_path / f"{source}.html"
-        assert "(1 runs" in zeroforget("report", tmp_path / source, "-o", page)
+        page = tmp_path / ("a long name " * 9) / f"{source}.html"
+        assert zeroforget("report", tmp_path / source, "-o", page).startswith(f"wrote {page} (1 runs, ")
         assert ("over the epochs of task 1" in page.read_text()) == curves
     figures = tmp_path / "figures"
-    zeroforget("report", tmp_path / "a.json", "-o", tmp_path / "r.html", "--figures", figures)
-    assert figures.is_dir()
+    told = zeroforget("report", tmp_path / "a.json", "-o", tmp_path / "r.html", "--figures", figures)
+    assert f"wrote {len(list(figures.iterdir()))} figures to {figures}\n" in told
     assert not list(figures.glob("*curves*"))
 
 

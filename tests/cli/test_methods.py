@@ -79,6 +79,9 @@ def test_the_papers_table_and_figure_for_alexnet() -> None:
     table = next(line for line in out.splitlines() if line.startswith("tfm "))
     assert table.split()[-4:] == ["0.2"] * 4
     assert "57,003,840 parameters" in out
+    *_, figure = out.split("Figure 1:")
+    assert figure.split("method")[1].split()[:4] == ["1", "2", "3", "4"]
+    assert "finetuning" not in figure, "what keeps nothing has no line"
 
 
 def test_overheads_as_json_for_one_method_and_another_shape() -> None:

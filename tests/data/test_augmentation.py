@@ -104,12 +104,24 @@ def test_images_of_a_batch_are_varied_each_in_its_own_way_and_tests_not_at_all(h
     assert torch.equal(prepare.test(same), Preparation(MEAN, STD).test(same))
 
 
+def test_a_crop_is_anywhere_in_training_and_in_the_middle_for_tests() -> None:
+    places = torch.arange(80.0).view(1, 1, 8, 10)
+    made = Preparation(crop=6).train(places.expand(400, -1, -1, -1), seeded())
+    assert made.shape == (400, 1, 6, 6)
+    assert torch.equal(made, made[:, :, :1, :1] + places[:, :, :6, :6])
+    assert set(made[:, 0, 0, 0].tolist()) == {10.0 * row + column for row in range(3) for column in range(5)}
+    assert torch.equal(Preparation(crop=6).test(places), places[:, :, 1:7, 2:8])
+    assert torch.equal(Preparation(crop=5).test(places), places[:, :, 1:6, 2:7])
+    with pytest.raises(ValueError, match=r"cannot crop 9x9 out of images of \(8, 10\)"):
+        Preparation(crop=9).train(places)
+
+
 def test_a_scenario_by_name_takes_options_of_its_own() -> None:
     plain = scenario("digits/5")
-    varied = scenario({"name": "digits/5", "pad": 1, "zoom": 0.8, "flip": True})
+    varied = scenario({"name": "digits/5", "pad": 1, "zoom": 0.8, "flip": True, "erase": 2})
     assert [t.classes for t in varied.tasks] == [t.classes for t in plain.tasks]
-    wanted = (True, 1, 0.8)
-    assert all((t.prepare.flip, t.prepare.pad, t.prepare.zoom) == wanted for t in varied.tasks)
+    wanted = (True, 1, 0.8, 2)
+    assert all((t.prepare.flip, t.prepare.pad, t.prepare.zoom, t.prepare.erase) == wanted for t in varied.tasks)
     assert not plain.tasks[0].prepare.pad
     assert varied.tasks[0].prepare.mean == plain.tasks[0].prepare.mean
 

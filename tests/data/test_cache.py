@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from PIL import Image
 
 from tests.data import helpers
 from zeroforget.data import DataError, cache, load, load_folder
+from zeroforget.data import decode as decode_module
 from zeroforget.data.cache import decoded, fingerprint
 from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import decode, decode_all
+from zeroforget.data.locks import only_one
 from zeroforget.data.readers.folder import read_folder
 
 
@@ -75,6 +79,15 @@ def test_the_fingerprint_sees_names_sizes_times_boxes_and_treatment(photos: Path
     (photos / "class2" / "5.jpg").rename(photos / "class2" / "6.jpg")
     seen.add(fingerprint(read_folder(photos), Treatment(32)))
     assert len(seen) == 4
+    now = photos / "class0" / "0.jpg"
+    for content, nanoseconds in ((b"x", 7), (b"x", 8), (b"xy", 8)):  # a change within a second; one of the size alone
+        now.write_bytes(content)
+        os.utime(now, ns=(1, nanoseconds))
+        seen.add(fingerprint(read_folder(photos), Treatment(32)))
+    assert len(seen) == 7
+    boxed = [replace(listing, files=listing.files[:1], boxes=np.full((1, 4), edge)) for edge in (1.0, 2.0)]
+    assert len({fingerprint(one, Treatment(32, boxes=True)) for one in boxed}) == 2
+    assert len({fingerprint(one, Treatment(32)) for one in boxed}) == 1
     with pytest.raises(DataError, match=r"5\.jpg is missing"):
         fingerprint(listing, Treatment(32))
 
@@ -87,6 +100,30 @@ def test_all_damaged_images_are_named_and_nothing_is_kept(photos: Path, tmp_path
         load_folder(photos, 32, lambda what, done, total: heard.append(what))
     assert sum("cannot be decoded" in what for what in heard) == 2
     assert entries(tmp_path) == []
+
+
+def test_of_many_damaged_images_ten_are_named(tmp_path: Path) -> None:
+    for place in range(12):
+        helpers.picture(tmp_path / "bad" / "a" / f"{place:02d}.jpg", place).write_bytes(b"x")
+    with pytest.raises(DataError, match=r"12 image\(s\) .*09\.jpg [^;]*; and 2 more;") as told:
+        load_folder(tmp_path / "bad", 8)
+    assert "10.jpg" not in str(told.value)
+
+
+def test_an_entry_may_be_read_by_others(photos: Path, tmp_path: Path) -> None:
+    load_folder(photos, 8)
+    assert entries(tmp_path)[0].stat().st_mode & 0o777 == 0o755
+
+
+def test_every_image_is_cut_to_its_own_box(photos: Path) -> None:
+    for place, edge in enumerate((5, 20)):
+        canvas = Image.new("RGB", (40, 40))
+        canvas.paste((255, 255, 255), (edge, 0, edge + 10, 10))
+        canvas.save(photos / "class0" / f"{place}.png")
+    files = tuple(f"class0/{place}.png" for place in range(2))
+    boxes = np.array([[5.4, -0.4, 14.6, 10.4], [19.6, -3, 30.4, 9.6]])
+    listing = replace(read_folder(photos), files=files, boxes=boxes)
+    assert (decoded("boxes", listing, Treatment(8, boxes=True)) == 255).all()
 
 
 def test_no_room_is_said_before_the_work(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +166,36 @@ def test_a_box_off_the_image_is_reported(tmp_path: Path) -> None:
     path = helpers.picture(tmp_path / "a.jpg", 1, (10, 10))
     with pytest.raises(ValueError, match="empty"):
         decode(str(path), 8, (20, 20, 30, 30))
-    assert decode(str(path), 8, (-5, -5, 300, 300)).shape == (3, 8, 8)
+    assert np.array_equal(decode(str(path), 8, (-5, -5, 300, 300)), decode(str(path), 8))
+
+
+def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = helpers.picture(tmp_path / "a.jpg", 1, (10, 10))
+    np.lib.format.open_memmap(tmp_path / "a.npy", mode="w+", dtype=np.uint8, shape=(600, 3, 8, 8))
+    dying = [sys.executable, "-c", "import sys; sys.stdin.readline()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    monkeypatch.setattr(decode_module, "_worker", lambda: subprocess.Popen(dying, **pipes))
+    with pytest.raises(OSError, match="a process that decodes images died; is there enough memory"):
+        decode_all(str(tmp_path / "a.npy"), [(str(path), None)] * 600, (8, 0, False), 2, lambda done, bad: None)
+
+
+def test_an_interrupt_from_the_keyboard_does_not_reach_a_worker() -> None:
+    with decode_module._worker() as worker:
+        assert os.getsid(worker.pid) == worker.pid
+        worker.stdin.close()
+        assert worker.wait(30) == 0
+
+
+def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with only_one(tmp_path / "lock") as alone:
+        assert alone
+
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", without)
+    with only_one(tmp_path / "lock") as alone:
+        assert not alone
 
 
 RACER = """

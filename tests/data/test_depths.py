@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data import helpers
+from zeroforget.data import decode as decode_module
 from zeroforget.data import load_folder
 from zeroforget.data.cache import fingerprint
 from zeroforget.data.collection import Treatment
@@ -46,6 +47,18 @@ def test_a_dark_sixteen_bit_pgm_stays_dark(tmp_path: Path) -> None:
 @pytest.mark.parametrize("most", [1, 255, 65535])
 def test_floating_values_are_scaled_by_what_they_can_be(most: int, tmp_path: Path) -> None:
     assert greys(saved(tmp_path / "a.tif", (RAMP / 65535 * most).astype(np.float32))) == GREYS
+
+
+@pytest.mark.parametrize(("odd", "grey"), [(np.nan, 0), (np.inf, 255), (-1, 0)])
+def test_what_is_no_number_leaves_the_others_as_they_are(odd: float, grey: int, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.tif", np.array([0, odd, 0.5, 0.25, 1], dtype=np.float32))
+    assert greys(path) == [0, grey, 128, 64, 255]
+
+
+def test_a_picture_wider_than_a_band_is_scaled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "a.png", RAMP.astype(np.uint16))
+    monkeypatch.setattr(decode_module, "BAND", 2)
+    assert greys(path) == GREYS
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])

@@ -18,7 +18,7 @@ from zeroforget.data import download as downloading
 from zeroforget.data.collection import DataError, Pixels
 from zeroforget.data.download import download, fetch, verify
 from zeroforget.data.loading import find
-from zeroforget.data.sources import SOURCES, Archive
+from zeroforget.data.sources import SOURCES, Archive, Source
 
 BODY = bytes(range(256)) * 4000
 
@@ -30,6 +30,8 @@ class Site:
     ranges: bool = True
     tag: str = '"one"'
     refuses: int = 0
+    refusal: int = 503
+    tells_size: bool = True
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -46,7 +48,7 @@ def site() -> Iterator[Site]:
             state.asked.append((self.path, wanted))
             if state.refuses:
                 state.refuses -= 1
-                self.send_error(503)
+                self.send_error(state.refusal)
                 return
             if self.path not in state.files:
                 self.send_error(404)
@@ -55,6 +57,12 @@ def site() -> Iterator[Site]:
             start = 0
             if wanted and state.ranges and self.headers.get("If-Range") == state.tag:
                 start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+                if start >= len(body):
+                    self.send_response(416)
+                    if state.tells_size:
+                        self.send_header("Content-Range", f"bytes */{len(body)}")
+                    self.end_headers()
+                    return
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             else:
@@ -130,6 +138,51 @@ def test_a_file_that_changed_on_the_server_is_fetched_from_its_start(site: Site,
     (tmp_path / "a.bin.part.tag").write_text('"older"')
     fetch([f"{site.url}/a.bin"], tmp_path / "a.bin", None)
     assert (tmp_path / "a.bin").read_bytes() == BODY
+
+
+def arrived(tmp_path: Path, body: bytes, tag: str) -> None:
+    """What a process leaves that is killed while it downloads, or before it could verify what came."""
+    (tmp_path / "a.bin.part").write_bytes(body)
+    (tmp_path / "a.bin.part.tag").write_text(tag)
+
+
+def test_what_had_come_as_a_whole_is_not_fetched_again(site: Site, tmp_path: Path) -> None:
+    arrived(tmp_path, BODY, site.tag)
+    fetch([f"{site.url}/a.bin"], tmp_path / "a.bin", md5(BODY))
+    assert [asked for _, asked in site.asked] == [f"bytes={len(BODY)}-"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize("more", [b"", b"more than there is"])
+def test_where_no_rest_is_to_be_had_it_begins_anew(site: Site, tmp_path: Path, more: bytes) -> None:
+    arrived(tmp_path, BODY + more, site.tag)
+    site.tells_size = bool(more)
+    fetch([f"{site.url}/a.bin"], tmp_path / "a.bin", md5(BODY))
+    assert [asked for _, asked in site.asked] == [f"bytes={len(BODY + more)}-", None]
+
+
+def test_a_weak_mark_does_not_tell_whether_the_rest_belongs_to_it(site: Site, tmp_path: Path) -> None:
+    site.tag, site.breaks = 'W/"one"', 1
+    fetch([f"{site.url}/a.bin"], tmp_path / "a.bin", md5(BODY))
+    assert [asked for _, asked in site.asked] == [None, None]
+
+
+def test_attempts_count_only_while_nothing_comes(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloading, "ATTEMPTS", 2)
+    site.breaks = 4
+    fetch([f"{site.url}/a.bin"], tmp_path / "a.bin", md5(BODY))
+    assert len(site.asked) == 5
+    site.refuses = 2
+    with pytest.raises(DataError, match=r"cannot download b\.bin .*503"):
+        fetch([f"{site.url}/a.bin"], tmp_path / "b.bin", None)
+    assert len(site.asked) == 7
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again(site: Site, tmp_path: Path, status: int) -> None:
+    site.refuses, site.refusal = 1, status
+    fetch([f"{site.url}/a.bin"], tmp_path / "a.bin", md5(BODY))
+    assert len(site.asked) == 2
 
 
 def test_a_server_without_ranges_sends_all_again(site: Site, tmp_path: Path) -> None:
@@ -211,6 +264,42 @@ def test_a_data_set_of_several_archives_arrives_whole_and_only_once(site: Site, 
     before = len(site.asked)
     download(entry, tmp_path)
     assert len(site.asked) == before
+
+
+def toy(*archives: Archive) -> Source:
+    return replace(SOURCES["flowers"], name="toy", read=never, folders=("toy",), needs=("jpg",), archives=archives)
+
+
+def test_what_was_fetched_may_be_kept_and_may_come_from_a_mirror(site: Site, tmp_path: Path) -> None:
+    packed = tar_of(jpg__a=b"a")
+    site.files["/mirror.tgz"] = packed
+    archive = Archive("a.tgz", f"{site.url}/gone.tgz", md5(packed), "jpg", mirror=f"{site.url}/mirror.tgz")
+    left = tmp_path / "toy" / ".unpacking-x"
+    left.mkdir(parents=True)
+    download(toy(archive), tmp_path, keep=True)
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["a.tgz", "jpg"]
+    assert [path for path, _ in site.asked] == ["/gone.tgz", "/mirror.tgz"]
+
+
+def test_an_archive_of_another_layout_is_told(site: Site, tmp_path: Path) -> None:
+    site.files["/a.tgz"] = tar_of(pictures__a=b"a")
+    with pytest.raises(DataError, match=r"was unpacked, but .*jpg is not there; its layout is not the official"):
+        download(toy(Archive("a.tgz", f"{site.url}/a.tgz", None, "jpg")), tmp_path)
+
+
+def test_a_folder_is_there_only_when_all_of_it_was_unpacked(tmp_path: Path) -> None:
+    """Else the next call would take it for done."""
+    whole = tar_of(**{f"{place}.JPEG": bytes(9000) for place in range(9)})
+    path = tmp_path / "imagenet" / "val.tar"
+    path.parent.mkdir()
+    entry = replace(SOURCES["imagenet"], archives=(Archive("val.tar", "", None, "val", into="val"),))
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        download(entry, tmp_path)
+    assert [each.name for each in path.parent.iterdir()] == ["val.tar"]
+    path.write_bytes(whole)
+    download(entry, tmp_path)
+    assert len(list((tmp_path / "imagenet" / "val").iterdir())) == 9
 
 
 def test_archives_put_there_by_hand_are_verified_unpacked_and_kept(tmp_path: Path) -> None:

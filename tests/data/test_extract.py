@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import stat
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from zeroforget.data.collection import DataError
-from zeroforget.data.extract import unpack
+from zeroforget.data.extract import unpack, unpack_nested
 
 
 def tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
@@ -50,8 +52,7 @@ def test_paths_that_lead_outside_are_refused(tmp_path: Path, name: str, kind: st
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match="leads outside"):
         unpack(path, tmp_path / "into")
-    assert list((tmp_path / "into").iterdir()) == []
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "into"])
+    assert sorted(tmp_path.iterdir()) == before
     assert not Path("/tmp/zeroforget-out").exists()
 
 
@@ -63,14 +64,15 @@ def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> 
     with pytest.raises(DataError, match="'way' is a link or a device"):
         unpack(path, tmp_path / "into")
     assert not list(outside.iterdir())
-    assert not list((tmp_path / "into").iterdir())
+    assert not (tmp_path / "into").exists()
 
 
-def test_links_in_a_zip_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
+def test_links_and_devices_in_a_zip_are_refused(tmp_path: Path, kind: int) -> None:
     path = tmp_path / "evil.zip"
     with zipfile.ZipFile(path, "w") as archive:
         member = zipfile.ZipInfo("way")
-        member.external_attr = (stat.S_IFLNK | 0o777) << 16
+        member.external_attr = (kind | 0o777) << 16
         archive.writestr(member, "/etc")
     with pytest.raises(DataError, match="'way' is a link"):
         unpack(path, tmp_path / "into")
@@ -91,7 +93,37 @@ def test_a_broken_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> No
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     with pytest.raises(DataError, match=f"{name} cannot be unpacked"):
         unpack(path, tmp_path / "into")
-    assert not list((tmp_path / "into").iterdir())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tar(tmp_path / "good.tar", (plain("a"), b"a"))
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(DataError, match=r"good\.tar cannot be unpacked: .*No space left.*; make room") as told:
+        unpack(path, tmp_path / "into")
+    assert "delete" not in str(told.value)
+
+
+@pytest.mark.parametrize("harm", [lambda raw: raw[:1536], lambda raw: raw[:1024] + b"x" * 512 + raw[1536:]])
+def test_a_tar_that_ends_in_a_header_is_not_taken_for_whole(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
+    path = tar(tmp_path / "cut.tar", *((plain(name), b"x" * 500) for name in "abc"))
+    path.write_bytes(harm(path.read_bytes()))
+    with pytest.raises(DataError, match=r"cut\.tar cannot be unpacked"):
+        unpack(path, tmp_path / "into")
+
+
+def test_an_inner_archive_takes_no_room_once_it_is_unpacked(tmp_path: Path) -> None:
+    inner = [tar(tmp_path / f"{name}.tar", (plain("image"), b"x")) for name in "abc"]
+    outer = tar(tmp_path / "outer.tar", *((plain(path.name), path.read_bytes()) for path in inner))
+    left: list[int] = []
+    unpack_nested(
+        outer, tmp_path / "train", lambda what, done, total: left.append(len(list(tmp_path.glob(".un*/outer/*"))))
+    )
+    assert left[-3:] == [2, 1, 0]
+    assert sorted(path.name for path in (tmp_path / "train").iterdir()) == ["a", "b", "c"]
 
 
 def test_what_is_there_already_is_kept(tmp_path: Path) -> None:

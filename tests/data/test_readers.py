@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.io import savemat
 
 from tests.data import helpers
 from zeroforget.data import Collection, DataError, load, load_folder, missing
+from zeroforget.data.readers.finegrained import read_birds
+from zeroforget.data.readers.folder import read_folder
 from zeroforget.data.sources import SOURCES
 
 CODES = ("n01443537", "n01629819", "n01641577")
@@ -109,8 +112,16 @@ def test_birds_are_cut_to_their_boxes(tmp_path: Path) -> None:
     assert (inner - expected).abs().max() <= 4
 
 
-def test_actions(tmp_path: Path) -> None:
+def test_a_box_of_birds_is_two_corners(tmp_path: Path) -> None:
+    helpers.birds(tmp_path)
+    assert read_birds(tmp_path).boxes[0].tolist() == [10, 5, 30, 15]
+
+
+@pytest.mark.parametrize("headed", [True, False])
+def test_actions(tmp_path: Path, headed: bool) -> None:
     helpers.actions(tmp_path / "actions")
+    names = tmp_path / "actions" / "ImageSplits" / "actions.txt"
+    names.write_text("".join(names.read_text().splitlines(keepends=True)[not headed :]))
     found = load("actions", tmp_path)
     assert found.classes == ("applauding", "blowing_bubbles", "riding_a_bike", "waving_hands")
     assert found.labels.tolist() == [label for count in (4, 2) for label in range(4) for _ in range(count)]
@@ -136,6 +147,13 @@ def test_cars(tmp_path: Path) -> None:
     )
 
 
+def test_labels_of_cars_may_lie_in_their_kit(tmp_path: Path) -> None:
+    helpers.cars(tmp_path / "cars")
+    name = "cars_test_annos_withlabels.mat"
+    (tmp_path / "cars" / name).rename(tmp_path / "cars" / "devkit" / name)
+    assert int(load("cars", tmp_path).test.sum()) == 8
+
+
 def test_aircraft_lose_their_banner(tmp_path: Path) -> None:
     helpers.aircraft(tmp_path / "fgvc-aircraft-2013b")
     found = load("aircraft", tmp_path)
@@ -156,6 +174,29 @@ def test_folder_with_a_test_part(tmp_path: Path) -> None:
     assert found.classes == ("cats", "dogs")
     assert found.images.shape == (10, 3, 32, 32)
     assert found.labels[found.test].tolist() == [0, 0, 1, 1]
+
+
+def test_of_test_and_validation_images_only_those_for_testing_are(tmp_path: Path) -> None:
+    for part in ("train", "test", "val"):
+        for place in range(2):
+            helpers.picture(tmp_path / "pets" / part / "cats" / f"{part}{place}.jpg", place)
+    (tmp_path / "pets" / "train" / ".cache").mkdir()
+    helpers.picture(tmp_path / "pets" / "train" / "cats" / "._0.jpg", 1)
+    found = read_folder(tmp_path / "pets")
+    assert found.classes == ("cats",)
+    assert [name for name, final in zip(found.files, found.test, strict=True) if final] == [
+        *("test/cats/test0.jpg", "test/cats/test1.jpg")
+    ]
+    assert len(found.files) == 4
+    (tmp_path / "pets" / "test" / "birds").mkdir()
+    with pytest.raises(DataError, match=r"test/birds is a class that .*train does not have; repair or remove it"):
+        load_folder(tmp_path / "pets", 8)
+
+
+def test_a_folder_without_images_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "cats").mkdir(parents=True)
+    with pytest.raises(DataError, match="empty lists no images"):
+        load_folder(tmp_path / "empty", 8)
 
 
 def test_folder_without_one_sets_a_fifth_of_each_class_apart(tmp_path: Path) -> None:
@@ -258,6 +299,52 @@ def test_labels_that_fit_no_class_are_an_error(tmp_path: Path) -> None:
     helpers.idx(tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", np.full(20, 11), True)
     with pytest.raises(DataError, match="label is 11"):
         load("mnist", tmp_path)
+
+
+def test_labels_of_cifar_that_fit_no_class_are_an_error(tmp_path: Path) -> None:
+    helpers.cifar10(tmp_path / "cifar10")
+    batch = helpers.python2_batch(np.zeros((2, 3072), np.uint8), labels=[9, 10])
+    (tmp_path / "cifar10" / "data_batch_3").write_bytes(batch)
+    with pytest.raises(DataError, match="data_batch_3 is damaged: labels outside 0 to 9"):
+        load("cifar10", tmp_path)
+
+
+def test_counts_that_do_not_agree_are_an_error(tmp_path: Path) -> None:
+    helpers.mnist(tmp_path / "mnist")
+    helpers.idx(tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", np.zeros(19), True)
+    with pytest.raises(DataError, match="20 t10k images but 19 labels"):
+        load("mnist", tmp_path)
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(bytes((0, 0, 8, 1, 0, 0, 0, 20)) + bytes(19))
+    with pytest.raises(DataError, match="19 values where its header promises 20"):
+        load("mnist", tmp_path)
+    helpers.imagenet(tmp_path / "imagenet", flat=True)
+    (tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000002.JPEG").unlink()
+    with pytest.raises(DataError, match=r"val holds 2 images, but .* speaks of 3; unpack"):
+        load("imagenet", tmp_path)
+
+
+def test_a_list_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    helpers.imagenet(tmp_path / "imagenet", flat=True)
+    (truth,) = (tmp_path / "imagenet").rglob("*ground_truth.txt")
+    truth.write_text("3\none\n2\n")
+    with pytest.raises(DataError, match=r"'imagenet' in .*imagenet is damaged: .*'one'; ask for access"):
+        load("imagenet", tmp_path)
+
+
+def test_imagenet_has_test_images_of_every_class(tmp_path: Path) -> None:
+    helpers.imagenet(tmp_path / "imagenet", flat=False)
+    (tmp_path / "imagenet" / "val" / "n02012849").rename(tmp_path / "aside")
+    with pytest.raises(DataError, match=r"n02012849 is missing \(1 classes have no test images\)"):
+        load("imagenet", tmp_path)
+
+
+def test_a_flower_that_is_in_no_class_is_an_error(tmp_path: Path) -> None:
+    helpers.flowers(tmp_path / "flowers")
+    sets = {"trnid": [1, 25], "valid": [2], "tstid": [3]}
+    savemat(tmp_path / "flowers" / "setid.mat", {name: np.array([ids]) for name, ids in sets.items()})
+    with pytest.raises(DataError, match=r"setid\.mat is damaged: no image 25"):
+        load("flowers", tmp_path)
 
 
 def test_a_class_folder_whose_name_is_no_text_is_named_at_once(tmp_path: Path) -> None:

@@ -61,6 +61,29 @@ def test_labels_of_any_whole_kind_count_on_past_its_end(kind: torch.dtype) -> No
     assert torch.equal(merged.labels[-4:], torch.tensor([398, 399, 398, 399]))
 
 
+def test_merged_splits_keep_to_their_own_rows() -> None:
+    images, others = torch.arange(6.0).view(6, 1, 1, 1), torch.arange(6.0, 9.0).view(3, 1, 1, 1)
+    part = Split(images, torch.tensor([0, 1]), torch.tensor([4, 2]))
+    whole, other = Split(images, torch.zeros(6)), Split(others, torch.tensor([1, 0, 1]))
+    everything = torch.arange(8)
+    for splits, seen in (([part, whole], [4, 2, 0, 1, 2, 3, 4, 5]), ([part, other], [4, 2, 6, 7, 8])):
+        merged = Split.merge(splits, [0, 2])
+        found, labels = merged.batch(everything[: len(merged)])
+        assert found.flatten().tolist() == seen
+        assert labels.tolist() == [0, 1, *(splits[1].labels.long() + 2).tolist()]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_only_images_that_are_used_must_be_finite(value: float) -> None:
+    images = torch.rand(5, *SHAPE)
+    images[4, 0, 0, 0] = value
+    unused = Split(images, torch.tensor([0, 1]), torch.tensor([0, 1]))
+    used = replace(unused, rows=torch.tensor([0, 4]))
+    Task("a", ("x", "y"), unused, unused, unused).check()
+    with pytest.raises(ValueError, match="the test images hold NaN or infinite values"):
+        Task("a", ("x", "y"), unused, unused, used).check()
+
+
 def test_arrays_and_lists_are_told_to_become_tensors() -> None:
     images, labels = torch.rand(4, *SHAPE), torch.arange(4) % 2
     for wrong, part in (((images.numpy(), labels), "images"), ((images, [0, 1, 0, 1]), "labels")):

@@ -166,11 +166,27 @@ def test_plans_as_a_configuration_file_writes_them() -> None:
     assert plan(Plan("x", ("digits",))).name == "x"
 
 
+def test_tasks_of_a_chain_may_have_names_of_their_own() -> None:
+    made = scenario({"data": ["digits", "digits"], "names": ["once", "again"]})
+    assert [task.name for task in made.tasks] == ["once", "again"]
+
+
+def test_only_small_ones_for_trying_have_their_classes_in_order(tmp_path: Path) -> None:
+    ordered = [name for name, each in named_plans().items() if not each.shuffle]
+    assert ordered == ["digits/5", "fashion-mnist/5"]
+    helpers.mnist(tmp_path / "fashion-mnist")
+    made = scenario("fashion-mnist/5", 7, tmp_path)
+    assert made.tasks[0].classes == ("T-shirt/top", "Trouser")
+
+
 def test_folders_are_data_too(tmp_path: Path) -> None:
     for label in range(4):
         for place in range(10):
             helpers.picture(tmp_path / "box" / f"kind{label}" / f"{place}.jpg", 10 * label + place)
-    made = scenario({"data": f"folder:{tmp_path / 'box'}", "tasks": 2, "size": 32})
+    heard: list[str] = []
+    plan = {"data": f"folder:{tmp_path / 'box'}", "tasks": 2, "size": 32}
+    made = scenario(plan, progress=lambda what, done, total: heard.append(what))
+    assert heard == ["decoding box"]
     check(made)
     assert made.shape == (3, 32, 32)
     assert len(scenario(f"folder:{tmp_path / 'box'}/2").tasks) == 2
@@ -218,5 +234,7 @@ def test_a_chain_needs_one_shape_and_seeds_are_not_negative(tmp_path: Path) -> N
     helpers.mnist(tmp_path / "mnist")
     with pytest.raises(ValueError, match=r"images of 'mnist' are 1x28x28, those of 'digits' 1x8x8"):
         scenario({"data": ["digits", "mnist"]}, root=tmp_path)
-    with pytest.raises(ValueError, match="seed is 0 or more"):
-        scenario("digits/5", seed=-1)
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match="seed is 0 or more"):
+            scenario("digits/5", seed=seed)
+    assert scenario("digits/5", seed=2**32 - 1).tasks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import chain
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeroforget.data import Collection, Preparation, Task
+from zeroforget.data import Collection, DataError, Preparation, Task
+from zeroforget.data.collection import set_apart
 from zeroforget.data.splits import cut, equal_sizes, grouped, hold_out, named_groups
 
 calm = settings(deadline=None)
@@ -63,6 +65,11 @@ def test_a_tenth_is_held_out(count: int, label: int, seed: int) -> None:
     assert np.array_equal(held, hold_out(members, label, seed)[1])
 
 
+@pytest.mark.parametrize(("count", "held"), [(0, 0), (1, 0), (2, 1), (14, 1), (16, 2), (100, 10)])
+def test_a_single_image_is_for_training(count: int, held: int) -> None:
+    assert len(hold_out(np.arange(count), 0, 0)[1]) == held
+
+
 def rows(task: Task) -> dict[str, list[int]]:
     return {part: split.rows.tolist() for part in ("train", "val", "test") if (split := getattr(task, part))}
 
@@ -106,6 +113,10 @@ def test_written_groups_by_name_or_code() -> None:
         named_groups(whole, [["c1", "x"]])
     with pytest.raises(ValueError, match="'n1' is in two tasks"):
         named_groups(whole, [["c1", "c2"], ["n1", "c3"]])
+    with pytest.raises(ValueError, match=r"it has c0, .*, c7 and 2 more$"):
+        named_groups(collection([(5, 1)] * 10), [["c1", "x"]])
+    crossed = dataclasses.replace(whole, codes=tuple(reversed(whole.classes)))
+    assert named_groups(crossed, [["c0", "c1"]]) == [[0, 1]], "a name counts before a code"
 
 
 def test_mistakes_are_named() -> None:
@@ -120,3 +131,16 @@ def test_the_draws_never_change() -> None:
     assert grouped(10, [5, 5], 0) == [[3, 7, 6, 4, 1], [0, 2, 8, 5, 9]]
     assert hold_out(np.arange(20), 3, 0)[1].tolist() == [7, 13]
     assert hold_out(np.arange(100, 130), 0, 5)[1].tolist() == [109, 113, 117]
+    marks = set_apart(np.arange(24) % 2)
+    assert np.flatnonzero(marks).tolist() == [4, 8, 15, 21]
+
+
+def test_a_fifth_is_set_apart_for_testing_and_never_all() -> None:
+    for count, apart in ((1, 0), (2, 0), (3, 1), (9, 1), (10, 2), (14, 2), (15, 3)):
+        assert set_apart(np.zeros(count, dtype=np.int64)).sum() == apart
+
+
+def test_a_collection_has_one_of_each_for_every_image() -> None:
+    whole = collection([(2, 1)] * 2)
+    with pytest.raises(DataError, match="6 images, 5 labels and 6 test marks"):
+        dataclasses.replace(whole, labels=whole.labels[:5])

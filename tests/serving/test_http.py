@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import select
 import socket
 import struct
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ from PIL import Image
 from tests.serving.helpers import Client, Running, until
 from tests.store.helpers import LATER
 from zeroforget.serving import catalog
-from zeroforget.serving.metrics import Metrics
+from zeroforget.serving.metrics import Histogram, Metrics
 from zeroforget.store import open_model
 from zeroforget.store.folder import Folder
 from zeroforget.store.verify import Report, verify
@@ -78,6 +82,7 @@ def test_the_tasks_are_listed_with_what_they_added_and_that_they_verify(running:
         assert one["features_added"] == sum(facts.born.values())
         assert one["bytes_added"] == facts.bytes
         assert one["classes"] == list(facts.classes)
+        assert (one["accuracy"], one["operations"]) == (facts.accuracy, facts.operations)
         assert one["verified"] is True
     assert said["tasks"][1]["features"] == sum(one["features_added"] for one in said["tasks"])
     assert (said["model"], said["bytes"], said["verified"]) == (model.head, model.bytes, True)
@@ -124,23 +129,45 @@ def test_an_upload_without_a_length_is_limited_too(running: Running) -> None:
     connection.close()
 
 
+def test_an_upload_without_an_end_is_not_read_to_its_end(running: Running) -> None:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=30) as sock:
+        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+        sock.sendall(b"x" * 1_000_000)  # five times as much as is taken; a little more, and it is enough
+        while not select.select([sock], [], [], 0.1)[0]:
+            sock.sendall(b"x" * 20_000)
+        answer = sock.recv(4096).lower()
+        assert answer.startswith(b"http/1.1 413 ")
+        assert b"connection: close" in answer
+    until(lambda: (running.server.waiting, running.server.held) == (0, 0))
+
+
+def test_as_much_as_is_allowed_is_taken(running: Running, trained: Path, digit: Path) -> None:
+    assert running.client().predict(b"\xff" * 200_000, task="low").status == 422  # no picture, but not too large
+    assert running.client().predict(png(1000, 1000), task="low").status == 422
+    content = digit.read_bytes()
+    with Running(trained, upload=len(content), uploads=len(content)) as narrow:
+        assert narrow.client().predict(content, task="low").status == 200
+
+
 def test_what_is_not_a_picture_itself_is_refused(client: Client, digit: Path) -> None:
-    for kind in ("multipart/form-data; boundary=x", "application/json", "text/plain"):
+    for kind in ("multipart/form-data; boundary=x", "application/json", "text/plain", "Text/HTML"):
         reply = client.ask("/predict?task=low", digit.read_bytes(), **{"Content-Type": kind})
         assert reply.status == 415
-        assert kind.split(";")[0] in reply.json["error"]
+        assert kind.split(";")[0].lower() in reply.json["error"]
     assert client.ask("/predict?task=low", digit.read_bytes(), **{"Content-Type": "image/png"}).status == 200
 
 
 def test_wrong_questions_are_refused(client: Client, digit: Path) -> None:
     unknown = client.predict(digit, task="birds")
     assert (unknown.status, unknown.json["error"]) == (404, "no task 'birds' in this model; its tasks are: low, middle")
-    for top in ("0", "-1", "many", "1e9"):
+    assert client.predict(digit, task="low", top=100_000).status == 200
+    for top in ("0", "-1", "many", "1e9", "100001"):
         reply = client.predict(digit, task="low", top=top)
         assert reply.status == 422
         assert reply.json["error"].startswith("top: ")
     assert client.ask("/predict").status == 405
-    assert client.ask("/nowhere").json == {"error": "Not Found"}
+    for path in ("/nowhere", "/docs", "/redoc"):
+        assert (client.ask(path).status, client.ask(path).json) == (404, {"error": "Not Found"})
 
 
 @pytest.mark.parametrize(
@@ -226,6 +253,48 @@ def test_pictures_that_wait_share_a_bound_of_bytes(trained: Path, digit: Path) -
         assert running.client().predict(digit, task="low").status == 200
 
 
+def test_one_histogram_has_each_value_below_its_bound_and_all_below_the_next() -> None:
+    counted = Histogram((1, 2, 4))
+    for value in (0.5, 1, 2, 3, 9):
+        counted.add(value)
+    assert counted.lines("x") == [
+        *('x_bucket{le="1"} 2', 'x_bucket{le="2"} 3', 'x_bucket{le="4"} 4', 'x_bucket{le="+Inf"} 5'),
+        *("x_sum 15.5", "x_count 5"),
+    ]
+
+
+def test_names_and_kinds_are_written_as_prometheus_reads_them() -> None:
+    metrics = Metrics()
+    metrics.task('a "b" \\ c\nd', 2)
+    metrics.task('a "b" \\ c\nd', 1)
+    lines = metrics.text({"made_total": ("Made.", 3), "now": ("Now.", 4)}).splitlines()
+    assert 'zeroforget_pictures_total{task="a \\"b\\" \\\\ c\\nd"} 3' in lines
+    assert "# TYPE zeroforget_made_total counter" in lines
+    assert "# TYPE zeroforget_now gauge" in lines
+
+
+def measured(client: Client) -> dict[str, float]:
+    lines = [line for line in client.ask("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_every_answer_is_counted_once_and_unknown_paths_together(client: Client, digit: Path) -> None:
+    before = measured(client)
+    client.predict(digit, task="low")
+    client.predict(b"no picture", task="low")
+    for path in ("/a", "/b"):
+        client.ask(path)
+    after = measured(client)
+
+    def more(name: str) -> float:
+        return after[f"zeroforget_{name}"] - before.get(f"zeroforget_{name}", 0)
+
+    assert more("predict_seconds_count") == more('pictures_total{task="low"}') == 1
+    assert more('requests_total{path="/predict",status="200"}') == 1
+    assert more('requests_total{path="/predict",status="422"}') == 1
+    assert more('requests_total{path="other",status="404"}') == 2
+
+
 def test_health_and_metrics(running: Running, client: Client, digit: Path) -> None:
     client.predict(digit, task="middle")
     until(lambda: running.server.catalog.report is not None)
@@ -248,6 +317,7 @@ def test_the_interface_is_described(client: Client) -> None:
     assert set(predict["requestBody"]["content"]) == {"image/*"}
     assert {"404", "408", "413", "415", "422", "503"} <= set(predict["responses"])
     assert [one["name"] for one in predict["parameters"]] == ["task", "top"]
+    assert predict["parameters"][1]["schema"]["default"] == 5
     assert "class" in said["components"]["schemas"]["ClassProbability"]["properties"]
     assert json.dumps(said).count("http") <= 1
 
@@ -255,8 +325,66 @@ def test_the_interface_is_described(client: Client) -> None:
 def test_the_page_allows_no_request_elsewhere(client: Client) -> None:
     page = client.ask("/")
     assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    assert page.headers["Referrer-Policy"] == "no-referrer"
     assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page.text
+
+
+def test_what_fails_inside_is_told_to_the_log_alone(
+    running: Running, digit: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running.server.batcher.networks, "probabilities", failing)
+        reply = running.client().predict(digit, task="low")
+    assert (reply.status, reply.json) == (500, {"error": "the server failed; its log says why"})
+    assert "a secret" in caplog.text
+    assert (running.server.waiting, running.server.held) == (0, 0)
+    assert running.client().predict(digit, task="low").status == 200
+
+
+def test_whatever_a_decoder_does_is_the_pictures_fault(
+    running: Running, digit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "decode", failing)
+        reply = running.client().predict(digit, task="low")
+    assert (reply.status, reply.json) == (422, {"error": "the upload cannot be decoded: ZeroDivisionError"})
+
+
+def test_a_server_that_classifies_no_more_is_failing(trained: Path) -> None:
+    with Running(trained) as running:
+        running.server.batcher.stop()
+        reply = running.client().ask("/health")
+        assert (reply.status, reply.json["status"]) == (503, "failing")
+        assert "start the server again" in reply.json["reason"]
+
+
+def test_a_request_under_way_is_answered_before_it_stops(
+    trained: Path, digit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    with Running(trained) as running, ThreadPoolExecutor(1) as pool:
+        real = running.server.batcher.networks.probabilities
+
+        def slow(*given: Any) -> Any:
+            begun.set()
+            go_on.wait(30)
+            return real(*given)
+
+        monkeypatch.setattr(running.server.batcher.networks, "probabilities", slow)
+        asked = pool.submit(running.client().predict, digit, task="low")
+        assert begun.wait(30)
+        running.uvicorn.should_exit = True
+        time.sleep(0.2)  # it sees that it shall stop
+        go_on.set()
+        assert asked.result().status == 200
 
 
 def test_it_stops_at_once_and_answers_what_was_asked(trained: Path, digit: Path) -> None:
@@ -281,6 +409,8 @@ def test_it_stops_while_it_verifies(trained: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(catalog, "verify", slow)
     with Running(trained) as running:
         assert begun.wait(30)
+        assert math.isnan(measured(running.client())["zeroforget_verified"])
+        assert running.client().ask("/health").json["status"] == "ok"
         began = time.monotonic()
     assert time.monotonic() - began < 10
     assert running.server.catalog.report is None

@@ -35,7 +35,7 @@ def progress_bars() -> Iterator[Progress]:
 
         def told(what: str, done: int, total: int) -> None:
             if not done and not total:
-                bars.console.print(escape(what), highlight=False)
+                bars.console.print(escape(what), highlight=False, soft_wrap=True)
                 return
             if what not in rows:
                 rows[what] = bars.add_task(escape(what), total=total or None)

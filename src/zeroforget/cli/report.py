@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import LAB, app, console
+from zeroforget.cli.app import LAB, app
 from zeroforget.cli.lab import tell_unfinished
+from zeroforget.cli.printing import say
 
 
 @app.command(rich_help_panel=LAB)
@@ -30,7 +31,7 @@ def report(
     found = archive.load_all(runs)
     tell_unfinished(runs)
     write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
-    console.print(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)", highlight=False, markup=False)
+    say(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)")
     if figures is not None:
         paths = write_figures(found, figures, wanted)
-        console.print(f"wrote {len(paths)} figures to {figures}", highlight=False, markup=False)
+        say(f"wrote {len(paths)} figures to {figures}")

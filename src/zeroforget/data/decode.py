@@ -60,7 +60,8 @@ def plain(picture: Image.Image, form: str | None) -> Image.Image:
     """Eight bits a channel: larger and floating values are scaled, what is transparent is white. `form`: its format."""
     if picture.mode.startswith(("I", "F")):
         values = np.asarray(picture)
-        return Image.fromarray(_to_bytes(values, _brightest(picture.mode, form, float(values.max(initial=0)))))
+        largest = float(values.max(initial=0, where=np.isfinite(values)))
+        return Image.fromarray(_to_bytes(values, _brightest(picture.mode, form, largest)))
     if picture.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in picture.info:
         layer = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)

@@ -98,7 +98,11 @@ def _persist(url: str, part: Path, progress: Progress | None) -> None:
             return _transfer(url, part, progress)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code not in (408, 429, 500, 502, 503, 504):
+            if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and before:
+                if error.headers.get("Content-Range") == f"bytes */{before}":
+                    return None  # all of it had come before
+                part.unlink()
+            elif error.code not in (408, 429, 500, 502, 503, 504):
                 raise
             failure: Exception = error
         except BROKEN as error:

@@ -3,6 +3,7 @@ appear in their place only when all of them are there."""
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tarfile
 import tempfile
@@ -19,11 +20,13 @@ EVERY = 500
 
 def unpack(archive: Path, target: Path, progress: Progress | None = None) -> None:
     """Unpack a tar (plain or compressed) or a zip into a folder, over what is there."""
-    target.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target))
+    home = target if target.is_dir() else target.parent
+    home.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=home))
     try:
-        _contents(archive, aside, progress)
-        _merge(aside, target)
+        (aside / "all").mkdir()
+        _contents(archive, aside / "all", progress)
+        _place(aside / "all", target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -42,8 +45,7 @@ def unpack_nested(archive: Path, target: Path, progress: Progress | None = None)
             path.unlink()
             if progress:
                 progress(f"unpacking {archive.name}", done, len(inner))
-        target.mkdir(exist_ok=True)
-        _merge(aside / "inner", target)
+        _place(aside / "inner", target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -55,7 +57,9 @@ def _contents(archive: Path, into: Path, progress: Progress | None) -> None:
         else:
             _from_tar(archive, into, progress)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{archive} cannot be unpacked: {error}; delete it and download it again") from error
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        remedy = "make room and call this again" if full else "delete it and download it again"
+        raise DataError(f"{archive} cannot be unpacked: {error}; {remedy}") from error
 
 
 def safe_name(name: str, archive: Path) -> PurePosixPath:
@@ -118,6 +122,14 @@ def _from_zip(archive: Path, into: Path, progress: Progress | None) -> None:
                 shutil.copyfileobj(source, target)
             if progress and count % EVERY == 0:
                 progress(f"unpacking {archive.name}", count, len(members))
+
+
+def _place(source: Path, target: Path) -> None:
+    """A folder that is not there yet appears whole: whoever finds it may take the unpacking for done."""
+    if target.is_dir():
+        _merge(source, target)
+    else:
+        source.rename(target)
 
 
 def _merge(source: Path, target: Path) -> None:

@@ -96,22 +96,27 @@ class Batcher:
     # In the worker ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (first := self._waiting.get()) is not None:
-            batch, more = [first], True
-            while len(batch) < self.settings.batch and more:
-                try:
-                    question = self._waiting.get_nowait()
-                except queue.Empty:
-                    break
-                if question is None:
-                    self._waiting.put(None)
-                    more = False
-                else:
-                    batch.append(question)
+        while batch := self._next():
             self.metrics.batch(len(batch))
             self._answer(batch)
             _deliver(batch)
-            del batch, first  # so that the last pictures of a busy hour are not held through the night
+            del batch  # so that the last pictures of a busy hour, and their model, are not held through the night
+
+    def _next(self) -> list[Question]:
+        """What waits now, as many as may be classified together; waits for the first. None of it: time to stop."""
+        batch = list[Question]()
+        question = self._waiting.get()
+        while question is not None:
+            batch.append(question)
+            if len(batch) == self.settings.batch:
+                return batch
+            try:
+                question = self._waiting.get_nowait()
+            except queue.Empty:
+                return batch
+        if batch:
+            self._waiting.put(None)
+        return batch
 
     def _answer(self, batch: list[Question]) -> None:
         """Each group is a failure of its own: a question never fails because of its neighbours."""
