@@ -58,10 +58,12 @@ def test_an_optimizer_of_the_task_before_is_noticed_when_the_new_one_is_used_or_
     assert net.tasks == ("first", "second", "third")
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, OldStyle])
-def test_an_optimizer_that_knows_the_task_is_not_accused(kind: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lr"), [(torch.optim.SGD, 0.1), (torch.optim.AdamW, 0.1), (OldStyle, 0.1), (torch.optim.SGD, 1e-20)]
+)
+def test_an_optimizer_that_knows_the_task_is_not_accused(kind: type[torch.optim.Optimizer], lr: float) -> None:
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return kind(parameters, lr=0.1)  # type: ignore[call-arg]
+        return kind(parameters, lr=lr)  # type: ignore[call-arg]
 
     net, _ = learned()
     with warnings.catch_warnings():

@@ -21,7 +21,7 @@ from zeroforget.core.layers import GrowingLayer, GrowingNorm, bits, seal, tie, u
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.records import GrowthOverhead, TaskRecord
 from zeroforget.core.tensors import GrowingTensor
-from zeroforget.core.untouched import fresh, warn_if_untouched
+from zeroforget.core.untouched import Begun, fresh, warn_if_untouched
 
 _CACHED = 4  # dense networks kept for `forward`, the latest used
 
@@ -48,7 +48,7 @@ class GrowingNetwork(nn.Module):
         self._shares: list[dict[str, float]] = []
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
         self.heads = nn.ModuleList()
-        self._begun: Tensor | None = None  # of the newest head
+        self._begun: Begun | None = None  # of the newest head
         self.loose = nn.ModuleDict()
         self._homes: dict[str, tuple[str, str]] = {}  # loose parameter → its module and its name there
         self.extras = nn.ModuleList()
