@@ -119,3 +119,14 @@ def test_a_network_that_is_frozen_altogether_has_nothing_to_hold() -> None:
     for task in (first, second):
         helpers.learn(method, task, regime=Regime(lr=0.05, epochs=2))
     assert method.overhead().training == 0
+
+
+def test_the_firmest_pull_brings_a_weight_home_in_one_step_and_no_further() -> None:
+    method = Ewc(linear_net(), helpers.EXAMPLE, strength=1e9)
+    helpers.learn(method, helpers.tasks()[2], regime=Regime(lr=0.2, epochs=1))
+    method.importance.put({"1.weight": torch.ones(6, 64)})
+    weight, home = method.net[1].weight, method.anchor["1.weight"].clone()
+    with torch.no_grad():
+        weight += torch.randn(6, 64)
+    (gradient,) = torch.autograd.grad(method.penalty(), weight)
+    torch.testing.assert_close(weight.detach() - 0.2 * gradient, home)

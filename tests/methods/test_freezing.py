@@ -57,3 +57,26 @@ def test_answers_are_the_same_bits_whoever_asks() -> None:
     before = method.predictor(0)(x)
     helpers.learn(method, second, regime=regime)
     assert torch.equal(method.predictor(0)(x), before)
+
+
+def test_the_network_is_in_eval_mode_as_soon_as_there_is_a_second_task() -> None:
+    method = helpers.make("freezing").train()
+    for spec in helpers.run("freezing").method.specs[:2]:
+        method.add_task(spec)
+    assert method.training
+    assert not any(module.training for module in method.net.modules())
+    method.drop_task()
+    assert all(module.training for module in method.net.modules())
+
+
+def test_gradients_reach_what_learns_and_are_wanted_only_where_somebody_asked() -> None:
+    method = helpers.make("freezing")
+    wanted: list[bool] = []
+    method.net.register_forward_hook(lambda *_: wanted.append(torch.is_grad_enabled()))
+    for spec in helpers.run("freezing").method.specs[:2]:
+        method.add_task(spec)
+        wanted.clear()
+        method(helpers.EXAMPLE, 0)
+        with torch.no_grad():
+            method(helpers.EXAMPLE, 0)
+        assert wanted == [not method.frozen, False]

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget import nets
+from zeroforget.core.labels import Concat, Named, Product
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.hat import Hat, compensation
+from zeroforget.methods.hat import Hat, compensation, gates_of
 from zeroforget.training import Fit, Regime
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -69,6 +70,20 @@ def test_the_gradient_is_masked_by_the_least_of_the_two_features_a_weight_joins(
         got = cast(Tensor, method.net.get_parameter("9.weight").grad)[i, j]
         torch.testing.assert_close(got, plain["9.weight"][i, j] * (1 - min(last[i], second[j // 4])))
     torch.testing.assert_close(method.net.get_parameter("9.bias").grad, plain["9.bias"] * (1 - last))
+
+
+def test_the_gates_learn_by_the_compensated_gradient() -> None:
+    method = two()
+    method.hold()
+    method.before_step(0.01)
+    method.loss(IMAGES, LABELS, 1).backward()
+    e = method.embeddings[1]
+    plain = cast(Tensor, e.grad).clone()
+    method._bound = math.inf
+    method.after_backward()
+    factor = compensation(e.detach(), method.get_buffer("steepness"), method.smax)
+    torch.testing.assert_close(e.grad, plain * factor)
+    assert float(factor.min()) > 2
 
 
 def test_the_first_task_is_not_held() -> None:
@@ -134,6 +149,23 @@ def test_the_price_is_for_features_that_were_free() -> None:
     torch.testing.assert_close(method.loss(IMAGES, LABELS, 1), plain + 2.0 * price)
 
 
+def full(**options: float) -> Hat:
+    """Two tasks, of which the first needs every feature."""
+    method = two(**options)
+    with torch.no_grad():
+        method.embeddings[0].fill_(1.0)
+    assert float(method.used().min()) == 1.0
+    return method
+
+
+def test_where_no_feature_is_free_there_is_no_price() -> None:
+    method = full()
+    method.hold()
+    method.before_step(0.5)
+    plain = F.cross_entropy(method._gated(IMAGES, 1, method.attention(1, method.get_buffer("steepness"))), LABELS)
+    torch.testing.assert_close(method.loss(IMAGES, LABELS, 1), plain)
+
+
 def test_gradients_are_clipped_and_embeddings_stay_in_reach() -> None:
     method = two(clip=0.5)
     method.hold()
@@ -146,6 +178,10 @@ def test_gradients_are_clipped_and_embeddings_stay_in_reach() -> None:
         method.embeddings[1].fill_(100.0)
     method.after_step()
     assert float(method.embeddings[1].detach().max()) == 6.0
+    with torch.no_grad():
+        method.embeddings[1].fill_(-100.0)
+    method.after_step()
+    assert float(method.embeddings[1].detach().min()) == -6.0
 
 
 def test_it_hardly_forgets_where_finetuning_does_and_loads() -> None:
@@ -221,6 +257,26 @@ def test_weight_decay_pulls_neither_at_what_is_held_nor_at_the_gates(momentum: f
             torch.testing.assert_close(p.detach(), before[name] * (1 - 0.5 * 0.1 * (1 - held[name])))
 
 
+def test_a_bound_on_the_gradient_leaves_what_makes_up_for_decay_as_it_is() -> None:
+    method = full(clip=1e-3)
+    method.hold()
+    method._decay = 0.1
+    method.before_step(0.5)
+    method.loss(IMAGES, LABELS, 1).backward()
+    method.after_backward()
+    for parameter in method.net.parameters():
+        torch.testing.assert_close(parameter.grad, -0.1 * parameter.detach())
+
+
+def test_what_old_tasks_need_of_all_features_does_not_fade_while_another_is_learned() -> None:
+    method = full()
+    method.drop_task()
+    before = {name: p.detach().clone() for name, p in method.net.named_parameters()}
+    method.learn(tasks()[1], Fit(regime(2, options={"momentum": 0.9, "weight_decay": 0.1})))
+    for name, p in method.net.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name])
+
+
 def test_it_hardly_forgets_under_momentum_and_weight_decay() -> None:
     torch.manual_seed(0)
     method = Hat(net(), example())
@@ -280,3 +336,59 @@ def test_old_tasks_have_their_own_normalization() -> None:
     with torch.no_grad():
         method.net.get_buffer("1.running_mean").add_(5.0)
     assert torch.equal(answers(method, 0), before)
+
+
+def test_a_finished_task_is_served_with_the_normalization_it_ended_with() -> None:
+    """Also where it is asked while the next one is learned."""
+    method = learned("hat", count=1, norm=True, epochs=1)
+    then = answers(method, 0)
+    method.add_task(TaskSpec("b", 2))
+    assert torch.equal(answers(method, 0), then)
+    with torch.no_grad():
+        method.net.get_buffer("1.running_mean").add_(5.0)
+    x = tasks()[0].prepare.test(tasks()[0].test.batch(torch.arange(len(tasks()[0].test)))[0])
+    assert torch.equal(method.eval()(x, 0), then)
+
+
+@pytest.mark.parametrize("start", [-1.0, 0.0, 2.5])
+def test_embeddings_start_around_where_they_are_told(start: float) -> None:
+    plain, moved = Hat(net(), example(), start=0.0), Hat(net(), example(), start=start)
+    for method in (plain, moved):
+        torch.manual_seed(5)
+        method.add_task(TaskSpec("a", 2))
+    torch.testing.assert_close(moved.embeddings[0].detach(), plain.embeddings[0].detach() + start)
+
+
+def test_gates_of_features_side_by_side_and_of_every_pair() -> None:
+    gates = {"a": torch.tensor([0.1, 0.2]), "b": torch.tensor([0.3, 0.4, 0.5])}
+    a, b = Named("a"), Named("b")
+    like = torch.zeros(0)
+    assert torch.equal(gates_of(Concat((a, 2, b)), gates, like), torch.tensor([0.1, 0.2, 1, 1, 0.3, 0.4, 0.5]))
+    pairs = torch.stack([x * y for x in gates["a"] for y in gates["b"]])
+    assert torch.equal(gates_of(Product((a, b)), gates, like), pairs)
+    assert torch.equal(gates_of(Product((2, a)), gates, like), torch.tensor([0.1, 0.2, 0.1, 0.2]))
+
+
+class Placed(nn.Module):
+    """Reads pictures line by line, and adds to each line what is learned for its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 6), nn.Linear(6, 5)
+        self.table = nn.Parameter(torch.randn(8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 5)"""
+        out: Tensor = self.second(torch.relu(self.first(x.squeeze(1)) + self.table).mean(1))
+        return out
+
+
+def test_a_table_that_is_added_has_the_features_axes_and_no_gates_of_its_own() -> None:
+    method = Hat(Placed(), example())
+    method.add_task(TaskSpec("a", 2))
+    with torch.no_grad():
+        method.embeddings[0] *= 0.003
+    inner, last = method.by_axis(method.attention(0).detach()).values()
+    body = cast(Placed, method.net)
+    h = torch.relu(body.first(IMAGES.squeeze(1)) + body.table).mean(1) * inner
+    torch.testing.assert_close(method.predictor(0)(IMAGES), method.heads[0](body.second(h) * last))

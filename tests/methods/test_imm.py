@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from tests.methods import helpers
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.imm import Imm
@@ -76,6 +77,27 @@ def test_learning_goes_on_from_the_last_tasks_own_weights() -> None:
     own = method._kept(1)["9.weight"].clone()
     method.learn(tasks()[2], Fit(regime(1, lr=1e-12, min_lr=1e-13)))
     torch.testing.assert_close(method._kept(2)["9.weight"], own)
+
+
+def test_learning_begins_with_the_last_tasks_own_statistics_too() -> None:
+    begun: list[dict[str, Tensor]] = []
+
+    class Noting(Imm):
+        def before_step(self, done: float) -> None:
+            begun.append({name: t.detach().clone() for name, t in self._floats().items()})
+
+    method = Noting(net(norm=True), example(), merge="mean")
+    for each in tasks(3):
+        begun.clear()
+        method.learn(each, Fit(regime(1)))
+    assert all(torch.equal(tensor, method._kept(1)[name]) for name, tensor in begun[0].items())
+    assert {"1.running_mean", "1.running_var", "1.weight", "9.weight"} <= begun[0].keys()
+
+
+def test_what_the_network_itself_does_not_save_is_not_merged_either() -> None:
+    method = Imm(helpers.centred_net(), example(), merge="mean")
+    method.add_task(TaskSpec("a", 2))
+    assert {name for name in method.tasks[0].state_dict() if name.startswith("2/")} == {"2/mean"}
 
 
 def test_the_transfer_term_is_the_squared_distance() -> None:

@@ -177,9 +177,11 @@ def test_wrong_words_are_named() -> None:
 
 def test_kept_tensors_are_in_the_state_under_their_names() -> None:
     kept = Kept({"0.weight": torch.ones(2), "1.bias": torch.zeros(3)})
+    held = kept["0.weight"]
     kept.put({"0.weight": torch.full((2,), 5.0)})
     assert list(kept.state_dict()) == ["0/weight", "1/bias"]
     assert kept["0.weight"].tolist() == [5, 5]
+    assert kept["0.weight"] is held
 
 
 @pytest.mark.parametrize("name", ["ewc", "r-ewc", "imm-mode", "mas", "ssl", "progress-compress"])

@@ -89,6 +89,7 @@ def test_restart_begins_at_the_first_network_and_is_undone_when_interrupted() ->
         helpers.learn(method, second, [first], progress=stop)
     assert all(torch.equal(value, learned[name]) for name, value in method.state_dict().items())
     helpers.learn(method, second, [first], regime=nothing)
+    assert not torch.allclose(method.heads[0].weight, learned["heads.0.weight"], atol=1e-3)
     for name, value in method.net.state_dict().items():
         torch.testing.assert_close(value, start[name], rtol=0, atol=1e-6)
         assert not torch.allclose(value, learned[f"net.{name}"], atol=1e-3)
@@ -114,3 +115,32 @@ def test_training_may_begin_with_the_last_task_and_is_then_that_of_all_data_at_o
     whole = merged(tasks)
     assert max(int(y) for y in whole.train.labels) + 1 == sum(spec.classes for spec in waiting.specs)
     assert logs[-1].epochs[-1].loss < logs[-1].epochs[0].loss
+
+
+def test_heads_that_begin_again_are_drawn_by_the_seed_and_the_first_network_is_not_saved_with_an_epoch() -> None:
+    first = helpers.tasks()[0]
+    heads = []
+    for seed in (0, 0, 1):
+        method = helpers.make("joint", helpers.plain_net, restart=True)
+        helpers.learn(method, first, regime=Regime(epochs=1, lr=1e-12, min_lr=1e-13), seed=seed)
+        heads.append(method.heads[0].weight.detach().clone())
+    torch.testing.assert_close(heads[0], heads[1], rtol=0, atol=0)
+    assert not torch.allclose(heads[0], heads[2], atol=1e-3)
+    assert any(name.startswith("start.") for name in method.state_dict())
+    assert not any(name.startswith("start.") for name in method.moving())
+
+
+def test_validation_sees_every_task_too() -> None:
+    tasks = helpers.tasks()
+    whole = merged(tasks)
+    for part in ("train", "val", "test"):
+        expected = torch.cat([getattr(t, part).labels.bincount() for t in tasks])
+        assert torch.equal(getattr(whole, part).labels.bincount(), expected)
+    assert whole.classes[:6] == (*(f"{tasks[0].name}/{c}" for c in tasks[0].classes), f"{tasks[1].name}/5")
+
+
+def test_a_network_to_restart_from_is_kept_and_counted() -> None:
+    method = helpers.make("joint", restart=True)
+    network = 32 * sum(p.numel() for p in method.net.parameters()) + 2 * 8 * 32 + 64
+    assert (method.overhead().training, method.overhead().inference) == (network, 0)
+    assert helpers.make("joint").overhead().training == 0

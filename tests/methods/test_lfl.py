@@ -76,3 +76,11 @@ def test_old_heads_are_the_boundary_that_stays() -> None:
     first = helpers.tasks()[0]
     kept = {name: helpers.score(helpers.run(name).method, 0, first) for name in ("finetuning", "lfl")}
     assert kept["lfl"] > kept["finetuning"] + 0.1
+
+
+def test_features_in_half_precision_are_compared_in_full() -> None:
+    method = Lfl(linear_net(), helpers.EXAMPLE, strength=2.0)
+    now, before = (torch.randn(3, 400, generator=torch.Generator().manual_seed(k)).bfloat16() for k in (0, 1))
+    found = method.departure(Features(now, now), before, 1, 5)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, 2.0 * 5 / 2 * (before.float() - now.float()).square().sum(1))

@@ -11,7 +11,7 @@ from torch import nn
 from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.lwf import Lwf
+from zeroforget.methods.lwf import Lwf, distillation
 from zeroforget.training import Regime
 
 
@@ -101,3 +101,42 @@ def test_a_strong_teacher_keeps_the_old_answers(name: str, strength: float) -> N
     helpers.learn(method, second, regime=regime)
     assert helpers.score(method, 0, first) > before - 0.05
     assert helpers.score(method, 1, second) > 0.7
+
+
+def test_a_network_equal_to_its_teacher_pays_nothing() -> None:
+    logits = torch.randn(5, 4)
+    assert torch.equal(distillation(logits, logits, 2.0), torch.zeros(5))
+    assert (distillation(logits, logits.flip(1), 2.0) > 0).all()
+
+
+def test_heads_are_distilled_as_they_are_asked_dropout_included() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5))
+    method = Lwf(net, helpers.EXAMPLE, strength=1.0)
+    for classes in (3, 2):
+        method.add_task(TaskSpec(str(classes), classes))
+    method._teacher = (copy.deepcopy(net).eval(),)
+    x, y = torch.randn(9, 1, 8, 8), torch.randint(2, (9,))
+    torch.manual_seed(1)
+    loss = method.train().loss(x, y, 1)
+    torch.manual_seed(1)
+    handed, before = net(x), method._teacher[0](x)
+    old = distillation(method.heads[0](handed), method.heads[0](before), 1.0).mean()
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(method.heads[1](handed), y) + old)
+
+
+def test_a_step_without_a_gradient_is_left_as_it_is() -> None:
+    """Nothing is promised and nothing is to be lowered: nought by nought must not become the gradient."""
+    method = with_teacher(1.0, 1.0)
+    method._lr, method._loss = 0.05, torch.zeros(())
+    weight = method.net[1].weight
+    weight.grad = torch.zeros_like(weight)
+    method.after_backward()
+    assert not weight.grad.any()
+    assert method._loss is None
+
+
+@pytest.mark.parametrize(("momentum", "reach"), [(0.0, 0.02), (0.9, 0.2)])
+def test_steps_are_as_long_as_momentum_makes_them(momentum: float, reach: float) -> None:
+    method = Lwf(linear_net(), helpers.EXAMPLE)
+    helpers.learn(method, helpers.tasks()[2], regime=Regime(lr=0.02, epochs=1, options={"momentum": momentum}))
+    assert method._lr == pytest.approx(reach)

@@ -118,3 +118,26 @@ def test_masks_are_learned_by_adam_as_long_as_its_rate_is_as_far_above_its_bound
         method.learn(each, fit)
     assert heard[0] == {}
     assert heard[1] == {"optimizer": "adam", "options": {}, "lr": 0.02, "min_lr": pytest.approx(0.0002)}
+
+
+@pytest.mark.parametrize(("init", "threshold", "on"), [(0.03, 0.02, True), (0.02, 0.02, False), (0.01, 0.02, False)])
+def test_a_weight_is_on_where_its_real_mask_is_above_the_threshold(init: float, threshold: float, on: bool) -> None:
+    method = Piggyback(
+        nn.Linear(3, 4), torch.zeros(2, 3), pretrained=True, init=init, threshold=threshold, mask_lr=0.01, lr=0.01
+    )
+    method.add_task(TaskSpec("a", 2))
+    assert set(method.switches()["weight"].flatten().tolist()) == {on}
+
+
+def test_a_network_as_given_may_be_the_backbone_of_the_first_task_too() -> None:
+    method = Piggyback(net(norm=True), example(), pretrained=True, **QUICK)
+    given = {n: p.detach().clone() for n, p in method.net.named_parameters() if p.dim() > 1}
+    then = []
+    for index, each in enumerate(tasks()):
+        method.learn(each, Fit(regime(3)))
+        then.append(answers(method, index))
+        assert not all(mask.all() for mask in method.masks.read(index).values())
+    assert all(torch.equal(method.net.get_parameter(n), weight) for n, weight in given.items())
+    assert all(torch.equal(answers(method, i), logits) for i, logits in enumerate(then))
+    twin = replayed(method, "piggyback", norm=True, pretrained=True, **QUICK)
+    assert all(torch.equal(answers(twin, i), logits) for i, logits in enumerate(then))

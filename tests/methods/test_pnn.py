@@ -69,6 +69,8 @@ def test_a_lateral_is_what_the_equation_says() -> None:
     for index in range(3):
         method.add_task(TaskSpec(str(index), 2))
     x = torch.randn(6, 3)
+    inner = [lateral.project.shape for lateral in cast(nn.ModuleList, method.laterals[2])]
+    assert inner == [(4, 2 * 4), (2, 2 * 5)]  # no wider than what the layer reads, or writes
 
     def column(k: int, hidden: list[list[Tensor]]) -> Tensor:
         """h_i = f(W h_(i-1) + U f(V a h_(i-1) of the columns before)), with a matrix for each column before."""
@@ -246,3 +248,62 @@ def test_a_width_baked_into_code_is_refused_with_the_way_out() -> None:
 def test_impossible_numbers_of_columns_and_classes_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Pnn(net(), example(), **options)  # type: ignore[arg-type]
+
+
+class Strided(nn.Module):
+    """Convolutions with all that a lateral must follow, one of them called by the names of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=2), nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2)
+        self.third = nn.Conv2d(6, 6, 3, padding=1, groups=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 6)"""
+        h = F.relu(self.second(F.relu(self.first(x))))
+        h = F.conv2d(input=h, weight=self.third.weight, bias=self.third.bias, padding=1, groups=3)
+        return F.relu(h).mean((2, 3))
+
+
+def test_laterals_into_convolutions_have_their_stride_padding_and_dilation() -> None:
+    method = Pnn(Strided(), example(), full=True)
+    for index in range(2):
+        method.add_task(TaskSpec(str(index), 2))
+    x, (first, second) = torch.randn(3, 1, 8, 8), (cast(Strided, method.column(k)) for k in range(2))
+    into = cast(list[Lateral], list(cast(nn.ModuleList, method.laterals[1])))
+    old = [F.relu(first.first(x))]
+    old.append(F.relu(first.second(old[0])))
+    old.append(F.relu(first.third(old[1])))
+
+    def heard(k: int, **extra: int) -> Tensor:
+        lateral = into[k]
+        return F.conv2d(F.relu(F.conv2d(lateral.scale * old[k], lateral.project)), lateral.weight, **extra)
+
+    h = F.relu(second.second(F.relu(second.first(x))) + heard(0, stride=2, padding=1, dilation=2))
+    h = F.relu(second.third(h) + heard(1, padding=1)).mean((2, 3))
+    seen = F.relu(F.linear(into[2].scale * old[2].mean((2, 3)), into[2].project))
+    torch.testing.assert_close(method(x, 1), method.heads[1](h) + F.linear(seen, into[2].weight))
+
+
+def test_one_task_alone_gets_the_network_as_it_is() -> None:
+    wide = net()
+    assert Pnn(wide, example(), tasks=1).net is wide
+
+
+def test_a_fresh_column_has_seen_nothing_though_the_method_trains() -> None:
+    method = Pnn(net(norm=True), example(), full=True).train()
+    for index in range(2):
+        method.add_task(TaskSpec(str(index), 2))
+    assert not method.column(1)[1].running_mean.any()  # type: ignore[index, union-attr]
+    assert int(method.column(1)[1].num_batches_tracked) == 0  # type: ignore[index, arg-type]
+
+
+def test_columns_are_as_wide_as_fits() -> None:
+    """A thousandth more of each layer would be too much, or no feature more."""
+    wide = net(norm=True, width=32)
+    axes, room = find_axes(wide, example()), sum(p.numel() for p in wide.parameters())
+    column = Pnn(wide, example(), tasks=3).net.eval()
+    assert size_of(column, example(), 3, 10) <= room
+    share = max(column[k].weight.shape[0] / axes.sizes[str(k)] for k in (0, 4, 9)) + 0.001  # type: ignore[index, union-attr]
+    wider = {axis: int(size * share) + 1 for axis, size in axes.sizes.items()}
+    assert size_of(narrowed(wide, axes, wider).eval(), example(), 3, 10) > room

@@ -163,3 +163,24 @@ def test_overhead_is_an_extra_network_while_learning() -> None:
 def test_decay_is_a_share() -> None:
     with pytest.raises(ValueError, match="decay"):
         ProgressCompress(net(), example(), decay=1.5)
+
+
+def test_the_active_column_begins_with_draws_of_its_own_and_has_seen_nothing() -> None:
+    method = ProgressCompress(net(norm=True), example())
+    assert method.active.training
+    assert not torch.equal(method.active.get_parameter("0.weight"), method.net.get_parameter("0.weight"))
+    assert same(state(method, "base."), {n.replace("net.", "base."): t for n, t in state(method, "net.").items()})
+    drawn = state(method, "active.")
+    method.add_task(TaskSpec("first", 2))
+    assert same(drawn, state(method, "active."))
+    assert not method.active.get_buffer("1.running_mean").any()
+
+
+def test_without_a_reset_only_the_lateral_of_the_head_is_new() -> None:
+    method = one(reset=False)
+    before = list(method.laterals)
+    method.add_task(TaskSpec("more", 7))
+    assert [now is then for now, then in zip(method.laterals, before, strict=True)] == [True] * (len(before) - 1) + [
+        False
+    ]
+    assert method.ask_active(example()).shape == (2, 7)

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from tests.methods import helpers
 from zeroforget.data import Task
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.importance import samples_of
+from zeroforget.methods.importance import Batches, sampled_labels, samples_of
 from zeroforget.methods.r_ewc import REwc
-from zeroforget.training import Fit
+from zeroforget.training import Fit, Regime
+from zeroforget.training.seeding import generator
 
 
 def learned(net: nn.Module) -> REwc:
@@ -190,3 +191,47 @@ def test_channels_at_the_end_and_tied_weights_are_turned_too(net: type[nn.Module
     again = REwc(net(), helpers.EXAMPLE)
     for each in helpers.tasks()[1:]:
         helpers.learn(again, each, regime=replace(helpers.REGIME, epochs=1))
+
+
+@pytest.mark.parametrize("options", [{}, {"labels": "sampled"}, {"labels": "true"}])
+def test_axes_are_found_by_the_labels_asked_for_and_by_the_networks_own_if_none_are(options: dict[str, str]) -> None:
+    seen: list[Tensor] = []
+
+    class Noting(REwc):
+        def turn(self, data: Batches) -> None:
+            before.append(helpers.copied(dict(self.state_dict())))
+            pairs = list(data)
+            seen.extend(y for _, y in pairs)
+            super().turn(pairs)
+
+    task, fit = helpers.tasks()[0], Fit(Regime(epochs=1), seed=5)
+    before: list[dict[str, Tensor]] = []
+    method = Noting(helpers.plain_net(), helpers.EXAMPLE, samples=40, **options)  # type: ignore[arg-type]
+    method.learn(task, fit)
+    method.load_state_dict(before[0])  # as it was when labels were drawn
+    data = list(samples_of(task, fit, 0, 40))
+    drawn = [y for _, y in sampled_labels(method, data, 0, draws=generator("axes", 5, 0))]
+    expected, other = (
+        (drawn, [y for _, y in data]) if options.get("labels") != "true" else ([y for _, y in data], drawn)
+    )
+    assert torch.equal(torch.cat(seen), torch.cat(expected))
+    assert not torch.equal(torch.cat(seen), torch.cat(other))
+
+
+def test_axes_are_those_of_the_network_as_it_answers_and_nothing_listens_afterwards() -> None:
+    method = REwc(helpers.normed_net(), helpers.EXAMPLE).train()
+    method.add_task(TaskSpec("a", 5))
+    before = helpers.copied(dict(method.net.named_buffers()))
+    data = list(samples_of(helpers.tasks()[0], Fit(), 0, 12))
+    first, second = method._axes(data), method._axes(data)
+    assert all(torch.equal(a, b) for name in first for a, b in zip(first[name], second[name], strict=True))
+    assert all(torch.equal(method.net.get_buffer(name), buffer) for name, buffer in before.items())
+    assert method.net.training
+    assert not any(module._forward_hooks for module in method.net.modules())
+
+
+def test_what_it_keeps_is_importance_anchor_and_rotations() -> None:
+    method = REwc(helpers.plain_net(), helpers.EXAMPLE)
+    weights = sum(p.numel() for p in method.net.parameters())
+    assert method.overhead().training == 32 * (2 * weights + 64**2 + 3 * 16**2)
+    assert method.overhead().inference == 0

@@ -58,7 +58,7 @@ class Oddly(nn.Module):
 
 def test_loss_is_that_of_mas_and_the_inhibition_of_each_hidden_layer() -> None:
     torch.manual_seed(0)
-    method = Ssl(Oddly(), helpers.EXAMPLE, sparsity=0.3).eval()
+    method = Ssl(Oddly(), helpers.EXAMPLE, sparsity=0.3, reach=1 / 3).eval()
     assert [len(t) for t in method.neurons.buffers()] == [12, 9]
     method.add_task(helpers.run("ssl").method.specs[0])
     method.neurons.put({"0": torch.rand(12), "1": torch.rand(9)})
@@ -66,7 +66,7 @@ def test_loss_is_that_of_mas_and_the_inhibition_of_each_hidden_layer() -> None:
     net = method.net
     h1 = net.a(x.flatten(1)).relu()
     h2 = net.norm(net.b(h1)).relu()
-    activity = by_double_loop(h1, method.neurons["0"], 2.0) + by_double_loop(h2, method.neurons["1"], 1.5)
+    activity = by_double_loop(h1, method.neurons["0"], 4.0) + by_double_loop(h2, method.neurons["1"], 3.0)
     expected = float(Mas.loss(method, x, y, 0).detach()) + 0.3 * activity
     assert float(method.loss(x, y, 0).detach()) == pytest.approx(expected, rel=1e-4)
 
@@ -145,3 +145,29 @@ def test_neurons_are_judged_as_the_network_answers() -> None:
         found.append(method.neurons["0"].clone())
     assert torch.equal(*found)
     assert method.training
+
+
+def test_importance_is_that_of_mas_and_neurons_add_theirs_up() -> None:
+    """Also where more samples are asked for than there are."""
+    first, second, _ = helpers.tasks(((0, 1), (2, 3), (4, 5)), 20)
+    method = Ssl(helpers.plain_net(), helpers.EXAMPLE, sparsity=0.0, samples=1000)
+    other = Mas(helpers.plain_net(), helpers.EXAMPLE, strength=method.strength)
+    grown = []
+    for task in (first, second):
+        for learner in (method, other):
+            helpers.learn(learner, task)
+        grown.append(helpers.copied(dict(method.neurons.named_buffers())))
+    for name in method.weights():
+        assert torch.equal(method.importance[name], other.importance[name])
+    method.neurons.put({name: torch.zeros_like(t) for name, t in grown[0].items()})
+    method.samples = None
+    method.end_task(second, Fit())
+    for name, alone in method.neurons.named_buffers():
+        torch.testing.assert_close(grown[1][name], grown[0][name] + alone)
+        assert grown[0][name].any()
+
+
+def test_what_it_keeps_is_what_mas_keeps_and_a_number_for_each_neuron() -> None:
+    method = Ssl(helpers.plain_net(), helpers.EXAMPLE)
+    weights = sum(p.numel() for p in method.net.parameters())
+    assert method.overhead().training == 32 * (2 * weights + 16 + 16)

@@ -16,8 +16,9 @@ from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.registry import build as build_method
 from zeroforget.methods.registry import names
 from zeroforget.methods.tfm import Tfm
+from zeroforget.methods.turns import Standing, standing
 from zeroforget.nets import build
-from zeroforget.training import Diverged, Fit, Progress, Regime, logits
+from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, logits
 from zeroforget.training.seeding import seeded
 
 FEW = Regime(epochs=3)
@@ -199,6 +200,13 @@ def test_a_validation_loss_that_is_never_a_number_is_told_and_leaves_all_as_it_w
         Tfm(Silent(bound=0), torch.randn(2, 1, 8, 8)).learn(first, Fit(Regime(epochs=1)))
 
 
+@pytest.mark.parametrize(("precision", "advice"), [("float32", False), ("bf16", True)])
+def test_full_precision_is_advised_where_it_was_not_asked_for(digits: Scenario, precision: str, advice: bool) -> None:
+    with pytest.raises(Diverged, match="never a number") as caught:
+        Tfm(Silent(bound=0), torch.randn(2, 1, 8, 8)).learn(digits.tasks[0], Fit(Regime(epochs=1, precision=precision)))
+    assert ("precision='float32'" in str(caught.value)) == advice
+
+
 @pytest.mark.parametrize("prune", [True, False])
 def test_a_candidate_that_never_answers_with_numbers_is_not_chosen(digits: Scenario, prune: bool) -> None:
     learner = Tfm(Silent(bound=15), torch.randn(2, 1, 8, 8), search_start=[0.5, 0.6, 0.9], margin=1.0, prune=prune)
@@ -223,6 +231,41 @@ def test_the_search_keeps_the_smallest_growth_within_the_margin(digits: Scenario
     assert chosen["val_accuracy"] == best
     assert all(row["growth"] >= chosen["growth"] for row in log.notes["search"] if row["val_accuracy"] == best)
     assert log.val_accuracy == best
+
+
+@pytest.mark.parametrize(("prune", "epochs"), [(True, [3, 0]), (False, [3, 3])])
+def test_candidates_wait_that_the_margin_makes_needless(digits: Scenario, prune: bool, epochs: list[int]) -> None:
+    """Whatever the second one reached, the first and smaller is within a margin of 1; growths are tried once each."""
+    learner = method(search_start=[0.5, 0.25, 0.5], margin=1.0, prune=prune)
+    log = learner.learn(digits.tasks[0], Fit(FEW))
+    assert [row["growth"] for row in log.notes["search"]] == [0.25, 0.5]
+    assert [row["epochs"] for row in log.notes["search"]] == epochs
+    assert log.notes["growth"] == 0.25
+
+
+def test_candidates_are_judged_by_the_number_of_validation_images(
+    digits: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images: set[int] = set()
+
+    def noting(log: FitLog, count: int) -> Standing:
+        images.add(count)
+        return standing(log, count)
+
+    monkeypatch.setattr("zeroforget.methods.tfm.standing", noting)
+    method(search_start=[0.25, 0.5]).learn(digits.tasks[0], Fit(Regime(epochs=1)))
+    assert images == {len(digits.tasks[0].val)}
+
+
+def test_every_candidate_starts_from_the_same_draws_and_is_a_copy() -> None:
+    learner, draws = method(), torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    first, other, again = (learner._grown(TaskSpec("a", 2), share, draws).state_dict() for share in (0.5, 0.7, 0.5))
+    assert first.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+    assert any(other[name].shape != tensor.shape for name, tensor in first.items() if name in other)
+    assert not learner.specs
+    assert learner.state_dict().keys() == before.keys()
 
 
 def test_the_search_keeps_the_trained_weights_of_the_winner(digits: Scenario) -> None:

@@ -117,8 +117,8 @@ class Method(nn.Module):
         """Make room for a task: structure only, so that loading can replay it."""
         for head in self.heads:
             head.requires_grad_(False)
-        weight = next(self.parameters())
-        self.heads.append(nn.Linear(self.features(), spec.classes, device=weight.device, dtype=weight.dtype))
+        like = next(self.parameters(), self.get_buffer("example"))  # a network may have no parameters
+        self.heads.append(nn.Linear(self.features(), spec.classes, device=like.device, dtype=like.dtype))
         self.specs.append(spec)
 
     def drop_task(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.data import Split, Task
-from zeroforget.methods.base import Method, TaskSpec
+from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.seeding import seeded
@@ -122,6 +122,11 @@ class Joint(Method):
             return logits
         owner = self.get_buffer("owners")
         return logits.masked_fill(owner[None, :] != owner[y][:, None], -torch.inf)
+
+    def overhead(self) -> Overhead:
+        """The network to restart from, if it restarts; images are not counted."""
+        kept = () if self.start is None else (*self.start.parameters(), *self.start.buffers())
+        return Overhead(training=bits(*kept))
 
 
 def merged(tasks: Sequence[Task]) -> Task:

@@ -154,7 +154,7 @@ class ProgressCompress(Method):
         """Σ γF* (θ − θ*)²."""
         anchor = dict(self.base.named_parameters())
         parts = [(self.importance[n] * (p - anchor[n]).square()).sum() for n, p in self.net.named_parameters()]
-        return self.decay * torch.stack(parts).sum()
+        return self.decay * torch.stack(parts).sum() if parts else self.get_buffer("example").new_zeros(())
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """F* ← γF* + F, and the knowledge base as it is now becomes the anchor."""
