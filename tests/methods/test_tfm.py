@@ -131,6 +131,22 @@ def test_every_task_finds_room_and_the_last_one_fills_the_network(align: int) ->
     assert learner.net.widths() == dict(full)
 
 
+def test_how_a_network_grows_is_told_by_the_options() -> None:
+    def grown(**options: object) -> Tfm:
+        learner = method(start=0.3, growth=0.3, **options)
+        for name in "ab":
+            learner.add_task(TaskSpec(name, 2))
+        return learner
+
+    plain, aligned, weighed, bridged = grown(), grown(align=8), grown(unit="weights"), grown(bridge="random")
+    assert any(width % 8 for width in plain.net.widths().values())
+    assert not any(width % 8 for width in aligned.net.widths().values())
+    assert all(weighed.net.widths()[axis] > width for axis, width in plain.net.widths().items())
+    assert bridged.net.widths() == plain.net.widths()
+    zeros = [sum(int((p == 0).sum()) for p in each.net.body.parameters() if p.dim() > 1) for each in (plain, bridged)]
+    assert zeros[0] > zeros[1] == 0
+
+
 def test_early_layers_in_a_search_of_the_first_task(digits: Scenario) -> None:
     learner = method(search_start=[0.25, 0.5], early=1.0, margin=1.0)
     log = learner.learn(digits.tasks[0], Fit(Regime(epochs=1)))
