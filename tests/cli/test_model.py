@@ -226,7 +226,8 @@ def test_a_search_prints_what_it_tried(garden: Path) -> None:
     assert "growing by 0.1 adds" in output
     assert output.count("(taken)") == 1
     assert "2 earlier tasks unchanged" in output
-    assert run(f"zeroforget undo {garden}/garden --yes")[0].startswith("took back 'high'")
+    assert run(f"zeroforget undo {garden}/garden --yes --task even")[1] == 2
+    assert run(f"zeroforget undo {garden}/garden --yes --task high")[0].startswith("took back 'high'")
 
 
 def test_ctrl_c_leaves_the_model_and_offers_what_is_there(garden: Path) -> None:
@@ -243,7 +244,7 @@ def test_ctrl_c_leaves_the_model_and_offers_what_is_there(garden: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
-    assert "is as it was, with 2 task(s)" in " ".join(told.split())
+    assert "is as it was, with 2 tasks" in " ".join(told.split())
     assert "--finish" in told
     assert open_model(garden / "garden").verify()
     assert len(open_model(garden / "garden").tasks) == 2

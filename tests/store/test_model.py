@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import os
@@ -206,6 +207,28 @@ def test_the_second_writer_waits_or_says_who_holds_it(model: Model, data: Path) 
         assert model.predict(data / "low" / "digit0" / "000.png", "low")  # readers do not wait
         assert model.verify()
     assert model.undo(watch=Watch(wait=0.0)) == "middle"
+
+
+def test_undo_takes_back_only_what_was_newest_when_it_was_asked(model: Model, data: Path) -> None:
+    behind = open_model(model.path)
+
+    def meanwhile(_: str) -> None:  # called once, when there is somebody to wait for
+        (model.path / "tasks" / "002-middle").rename(model.path / "tasks" / "003-high")
+        lock.close()
+
+    lock = contextlib.ExitStack()
+    lock.enter_context(locked(model.path, "a test", wait=None, say=print))
+    with pytest.raises(ModelError, match="changed by others and ends with 'middle' now: nothing is taken back"):
+        behind.undo(watch=Watch(say=meanwhile))
+    assert (model.path / "tasks" / "003-high").is_dir()
+
+
+def test_undo_of_a_named_task_takes_back_no_other(model: Model) -> None:
+    with pytest.raises(ModelError, match="the newest task is 'middle', not 'low', and tasks are taken back newest"):
+        model.undo("low")
+    assert [task.name for task in model.tasks] == ["low", "middle"]
+    assert model.undo(" middle ") == "middle"
+    assert model.undo("low") == "low"
 
 
 def test_a_writer_that_waits_gets_its_turn(model: Model) -> None:

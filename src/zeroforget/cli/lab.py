@@ -11,6 +11,10 @@ from zeroforget.cli.app import LAB, app, console, errors
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
+    from zeroforget.experiments.results import Results
+
+Style = Literal["terminal", "markdown", "latex", "csv"]
+_STYLES: dict[str, Style] = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 @app.command("run", rich_help_panel=LAB)
@@ -35,9 +39,7 @@ def run_command(
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
     from zeroforget.experiments.experiment import Experiment
-    from zeroforget.experiments.formats import terminal
-    from zeroforget.experiments.runner import run
-    from zeroforget.experiments.tables import tables
+    from zeroforget.experiments.runner import Failed, run
     from zeroforget.experiments.watch import Several, TensorBoard
 
     experiment = Experiment.load(
@@ -49,18 +51,33 @@ def run_command(
     )
     with _watching(len(experiment.runs()), parallel) as watch:
         watches = Several(watch, TensorBoard(out)) if tensorboard else watch
-        results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel, mps=not no_mps)
-    for table in tables(results):
-        console.print(terminal(table), soft_wrap=True)
+        try:
+            results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel, mps=not no_mps)
+        except Failed as failed:
+            _show(failed.results)
+            raise
+        except KeyboardInterrupt:
+            errors.print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+    _show(results)
     console.print(f"runs are in {out / experiment.name}", soft_wrap=True, highlight=False)
+
+
+def _show(results: list[Results]) -> None:
+    from zeroforget.experiments.formats import terminal
+    from zeroforget.experiments.tables import tables
+
+    for table in tables(results) if results else ():
+        console.print(terminal(table), soft_wrap=True)
 
 
 @app.command("table", rich_help_panel=LAB)
 def table_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
     style: Annotated[
-        Literal["terminal", "markdown", "latex", "csv"], typer.Option("--format", "-f", help="What to print.")
-    ] = "terminal",
+        Style | None,
+        typer.Option("--format", "-f", help="What to print; by default what the output's ending says, else terminal."),
+    ] = None,
     beside: Annotated[
         Literal["paper"] | None, typer.Option(help="'paper' puts the paper's figures below ours.")
     ] = None,
@@ -74,6 +91,7 @@ def table_command(
 
     results = archive.load_all(runs)
     tell_unfinished(runs)
+    style = style or _STYLES.get(output.suffix.lower() if output else "", "terminal")
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
     more = formats.costs_text([made.costs(group) for group in made.groups(results)], style) if costs else ""

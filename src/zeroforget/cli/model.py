@@ -134,7 +134,8 @@ def _stopped(path: Path, model: Model, task: str) -> str:
         if began
         else "No epoch was finished yet."
     )
-    kept = f"{path} is as it was, with {len(model.tasks)} task(s)." if model.tasks else "No model was made."
+    tasks = "1 task" if len(model.tasks) == 1 else f"{len(model.tasks)} tasks"
+    kept = f"{path} is as it was, with {tasks}." if model.tasks else "No model was made."
     return f"stopped. {kept} {rest}"
 
 
@@ -416,6 +417,7 @@ def receive_command(
 @app.command("undo", rich_help_panel=MODEL)
 def undo_command(
     model: ModelPath,
+    task: Annotated[str | None, typer.Option(help="Take it back only if it is this one.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     wait: Wait = True,
 ) -> None:
@@ -429,6 +431,6 @@ def undo_command(
         if not sys.stdin.isatty():
             raise ValueError(f"undo asks before it takes back {entries[-1][1]}, and nobody can answer here; say --yes")
         typer.confirm(f"Take back {entries[-1][1]}? What it learned is lost unless it was shipped", abort=True)
-    name = undo(Folder(model), Watch(say=say, wait=None if wait else 0.0))
+    name = undo(Folder(model), Watch(say=say, wait=None if wait else 0.0), task, entries[-1] if entries else None)
     left = [entry[1] for entry in Folder(model).entries()]
     say(f"took back '{name}'; the model ends with {left[-1]}" if left else f"took back '{name}'; the model has no task")

@@ -39,7 +39,11 @@ from zeroforget.training.seeding import seeded
 
 
 class Failed(ValueError):
-    """Some runs of an experiment did not get to their end."""
+    """Some runs of an experiment did not get to their end; `results` has those of the others."""
+
+    def __init__(self, why: str, results: list[Results]) -> None:
+        super().__init__(why)
+        self.results = results
 
 
 class _Refused(ValueError):
@@ -80,10 +84,10 @@ def run(
             if isinstance(error, _Broken) and error.__cause__ is not None and len(experiment.runs()) == 1:
                 raise error.__cause__ from None
             full = isinstance(error, torch.OutOfMemoryError)
-            why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error)
+            why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error) or repr(error)
             failures.append(f"{out / config.folder}: {why}")
             watch.run_failed(config, ValueError(why.splitlines()[-1]))
-    _complain(failures, len(experiment.runs()))
+    _complain(failures, results)
     return results
 
 
@@ -98,8 +102,9 @@ def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, mps: bool
     outcomes = [results or next(now) for results in before]
     pairs = zip(configs, outcomes, strict=True)
     failures = [f"{work.out / config.folder}: {why}" for config, why in pairs if isinstance(why, str)]
-    _complain(failures, len(configs))
-    return [results for results in outcomes if isinstance(results, Results)]
+    found = [results for results in outcomes if isinstance(results, Results)]
+    _complain(failures, found)
+    return found
 
 
 def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
@@ -115,12 +120,13 @@ def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
     return results
 
 
-def _complain(failures: list[str], runs: int) -> None:
+def _complain(failures: list[str], results: list[Results]) -> None:
+    runs = len(failures) + len(results)
     if failures and runs == 1:
-        raise Failed(failures[0])
+        raise Failed(failures[0], results)
     if failures:
         more = "\n".join(failures)
-        raise Failed(f"{len(failures)} of {runs} runs failed, the others are finished:\n{more}")
+        raise Failed(f"{len(failures)} of {runs} runs failed, the others are finished:\n{more}", results)
 
 
 @dataclass(frozen=True)

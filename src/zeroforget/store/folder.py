@@ -182,11 +182,10 @@ class Folder:
 
     def undo(self) -> str:
         """Take the newest task's folder away. Whatever state it is in: this is also the way out of damage."""
-        entries = self.entries()
-        if not entries:
+        called = self.newest()
+        if called is None:
             raise ModelError(f"{self.path} has no task to take back")
-        name = entries[-1][1]
-        called = self._called(name)
+        name = self.entries()[-1][1]
         away = self.path / f"{files.UNDONE}{name}"
         shutil.rmtree(away, ignore_errors=True)
         (self.tasks / name).rename(away)
@@ -195,8 +194,12 @@ class Folder:
         shutil.rmtree(away, ignore_errors=True)
         return called
 
-    def _called(self, entry: str) -> str:
-        """The name of the task in a folder, which has no spaces; the folder's own if the task cannot be read."""
+    def newest(self) -> str | None:
+        """The newest task's name, if there is one; that in its folder's, which has no spaces, if it cannot be read."""
+        entries = self.entries()
+        if not entries:
+            return None
+        entry = entries[-1][1]
         folder = self.tasks / entry
         with contextlib.suppress(ModelError, OSError):
             values, own = read_sealed(folder / TASK)

@@ -25,6 +25,7 @@ from zeroforget.store.folder import MODEL, SPREAD, Chain, Folder
 from zeroforget.store.images import Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.lock import locked
+from zeroforget.store.names import kept_name
 from zeroforget.store.network import command, preparation
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.update import receive, ship
@@ -322,21 +323,36 @@ class Model:
         self.refresh()
         return new
 
-    def undo(self, *, watch: Watch | None = None) -> str:
-        """Take back the newest task; its name. The ones before are as they were, bit for bit."""
-        name = undo(self.folder, watch or Watch())
+    def undo(self, task: str | None = None, *, watch: Watch | None = None) -> str:
+        """Take back the newest task; its name. The ones before are as they were, bit for bit.
+
+        With `task`, only if that is the newest.
+        """
+        name = undo(self.folder, watch or Watch(), task)
         self._state = None
         with contextlib.suppress(ModelError):  # an earlier task is damaged too: whoever uses the model next is told
             self.refresh()
         return name
 
 
-def undo(folder: Folder, watch: Watch) -> str:
-    """Take back the newest task of a model, be it damaged or not; its name."""
-    if not folder.exists() and not folder.entries():
+def undo(folder: Folder, watch: Watch, task: str | None = None, meant: tuple[int, str] | None = None) -> str:
+    """Take back the newest task of a model, be it damaged or not; its name.
+
+    That is the one which was newest when this was asked (`meant`, else now): whoever has to wait for somebody who
+    learns does not take back what that one learned.
+    """
+    entries = folder.entries()
+    if not folder.exists() and not entries:
         folder.read()  # says that there is none
+    meant = meant or (entries[-1] if entries else None)
     with files.told(folder.path), locked(folder.path, command(), wait=watch.wait, say=watch.say):
         files.clear(folder.path)
+        newest = folder.newest()
+        if meant is not None and meant not in folder.entries()[-1:]:
+            now = f"ends with '{newest}' now" if newest else "has no task now"
+            raise ModelError(f"meanwhile the model was changed by others and {now}: nothing is taken back")
+        if task is not None and newest is not None and kept_name(task) != newest:
+            raise ModelError(f"the newest task is '{newest}', not '{task}', and tasks are taken back newest first")
         return folder.undo()
 
 
