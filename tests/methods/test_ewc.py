@@ -121,6 +121,16 @@ def test_a_network_that_is_frozen_altogether_has_nothing_to_hold() -> None:
     assert method.overhead().training == 0
 
 
+def test_momentum_does_not_let_a_strong_pull_diverge() -> None:
+    first, second, _ = helpers.tasks()
+    method = Ewc(helpers.plain_net(), helpers.EXAMPLE, strength=1e9)
+    regime = Regime(lr=0.2, epochs=12, options={"momentum": 0.9})
+    for task in (first, second):
+        helpers.learn(method, task, regime=regime)
+    assert method.firmest == regime.stiffest / 2
+    assert all(p.isfinite().all() for p in method.parameters())
+
+
 def test_the_firmest_pull_brings_a_weight_home_in_one_step_and_no_further() -> None:
     method = Ewc(linear_net(), helpers.EXAMPLE, strength=1e9)
     helpers.learn(method, helpers.tasks()[2], regime=Regime(lr=0.2, epochs=1))

@@ -255,6 +255,25 @@ def test_reach_is_how_far_a_steady_gradient_carries(momentum: float) -> None:
     assert Regime(options={"momentum": 1.0}).reach == math.inf  # steps that never fade
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_stiffest_spring_brings_a_weight_home_and_no_further(momentum: float) -> None:
+    regime = Regime(lr=0.1, options={"momentum": momentum})
+
+    def lowest(curvature: float) -> float:
+        weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer = regime.make_optimizer([weight], regime.lr)
+        places = []
+        for _ in range(400):
+            weight.grad = curvature * weight.detach()
+            optimizer.step()
+            places.append(float(weight.detach()))
+        assert abs(places[-1]) < 1e-6
+        return min(places)
+
+    assert lowest(regime.stiffest) > -1e-12
+    assert lowest(1.3 * regime.stiffest) < -1e-3
+
+
 def test_the_rate_rises_to_its_height_and_no_further() -> None:
     """The last step of the warmup may reach beyond it."""
     regime = Regime(lr=0.1, schedule="cosine", warmup=1.1, epochs=4)

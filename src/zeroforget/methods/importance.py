@@ -196,8 +196,8 @@ class Anchored(Method):
     """Holds every parameter of the network to where the last task left it, as firmly as it mattered.
 
     Common to the methods that differ only in how they measure importance. Heads are each task's own and stay free.
-    No pull is ever so strong that one step of gradient descent would overshoot the anchor: such a weight would swing
-    further out with every step, until the loss is infinite.
+    No pull is ever so strong that steps would carry a weight past the anchor: it would swing further out with every
+    step, or, with momentum, with every push of the loss, until the loss is infinite.
     """
 
     family = "model-based"
@@ -216,7 +216,7 @@ class Anchored(Method):
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Learn, with the pull bounded by what steps of this size can follow."""
-        self.firmest = 1 / (2 * fit.regime.lr)  # lr · ∂/∂θ [k (θ − θ*)²] is θ − θ* at this k
+        self.firmest = fit.regime.stiffest / 2  # the curvature of k (θ − θ*)² is 2 k
         return super().learn(task, fit, past)
 
     def firmness(self, name: str, strength: float) -> Tensor:

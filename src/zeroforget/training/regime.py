@@ -159,6 +159,12 @@ class Regime:
         return self.lr / (1 - momentum) if momentum < 1 else math.inf
 
     @property
+    def stiffest(self) -> float:
+        """The curvature up to which steps bring a weight home without swinging past: 1 / lr, with momentum far less
+        (then Polyak's heavy ball is critically damped)."""
+        return float((1 - float(self.options.get("momentum", 0.0)) ** 0.5) ** 2 / self.lr)
+
+    @property
     def weight_decay(self) -> float:
         """What the optimizer is told, or its own default."""
         own = inspect.signature(_OPTIMIZERS[self.optimizer.lower()]).parameters.get("weight_decay")
