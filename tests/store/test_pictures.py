@@ -15,6 +15,8 @@ from PIL import Image
 
 from tests.store.helpers import write_digits
 from zeroforget.store.errors import ModelError
+from zeroforget.store.learning import _lesson
+from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import check, held_out, lesson, list_pictures, read_pictures, statistics
 
 GRAY = (1, 8, 8)
@@ -95,6 +97,18 @@ def test_a_class_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
     with pytest.raises(ModelError, match=r"class folder caf\\xe9 is not UTF-8; rename it"):
         list_pictures(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [(5, "digit0, digit1, digit2, digit3, digit4"), (6, "digit0, digit1, digit2, digit3, digit4, …")],
+)
+def test_learning_begins_with_the_names_of_its_classes(tmp_path: Path, count: int, named: str) -> None:
+    """Whoever points at the wrong folder sees so before anything is trained."""
+    said: list[str] = []
+    listing = list_pictures(write_digits(tmp_path, tuple(range(count)), 4))
+    _lesson(listing, (1, 8, 8), "digits", Options(), Watch(say=said.append))
+    assert said[-1] == f"{count} classes ({named}): {3 * count} pictures to learn from, {count} held out"
 
 
 def test_small_and_uneven_classes_are_named(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def _lesson(listing: Listing, shape: Shape, name: str, options: Options, watch: 
     shift = shape[1] // 16 if options.shift is None else options.shift
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift)
     learned, held = len(ready.task.train), len(ready.task.val)
-    watch.say(f"{len(listing.classes)} classes: {learned} pictures to learn from, {held} held out")
+    named = ", ".join([*listing.classes[:5], *(["…"] if len(listing.classes) > 5 else [])])
+    watch.say(f"{len(listing.classes)} classes ({named}): {learned} pictures to learn from, {held} held out")
     return ready
 
 
