@@ -132,7 +132,7 @@ class Hat(Method):
         if fit.regime.decays_apart:
             raise ValueError(
                 f"hat holds weights by their gradients, and {fit.regime.optimizer}'s weight decay goes past these: old "
-                "tasks would fade. Use another optimizer (adam, sgd), or set regime.options.weight_decay to 0"
+                "tasks would fade. Use sgd, or set regime.options.weight_decay to 0"
             )
         self.hold()
         # One image that is left over joins the batch before it.
