@@ -90,7 +90,7 @@ def test_a_stop_is_told_whatever_the_folder_is_called(
     monkeypatch.setattr(Model, "learn", stopped)
     output, code = run(f"zeroforget learn '{path}' {garden}/low --task more")
     assert code == 130
-    assert f"stopped. {path} is as it was, with 1 task(s)." in output
+    assert f"stopped. {path} is as it was, with 1 task." in output
 
 
 def test_a_stop_after_the_task_was_written_says_so(
