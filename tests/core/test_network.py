@@ -348,3 +348,27 @@ def test_a_network_can_be_grown_in_inference_mode() -> None:
     assert torch.equal(net(x, 0), expected)
     with pytest.raises(CannotGrow, match=r"made in torch\.inference_mode"):
         grow(made, torch.randn(2, 3))
+
+
+class ByKeyword(nn.Module):
+    """Calls its layers, as torch allows, by the name of their argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n, self.b = nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.relu(input=self.n(input=self.a(input=x)))
+        return nn.functional.relu(self.b(input=h.flatten(1)))
+
+
+def test_layers_called_by_keyword_grow() -> None:
+    x = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    net = grow(ByKeyword(), x, start=0.5)
+    net.add_task("first", 3)
+    train(net, x)
+    before = net.eval()(x, "first")
+    net.add_task("second", 2, 0.5)
+    train(net, x)
+    assert net.widths() == {"a": 6, "b": 8}
+    assert torch.equal(net.eval()(x, "first"), before)

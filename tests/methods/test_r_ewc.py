@@ -235,3 +235,19 @@ def test_what_it_keeps_is_importance_anchor_and_rotations() -> None:
     weights = sum(p.numel() for p in method.net.parameters())
     assert method.overhead().training == 32 * (2 * weights + 64**2 + 3 * 16**2)
     assert method.overhead().inference == 0
+
+
+def test_layers_called_by_keyword_are_turned_alike() -> None:
+    class ByKeyword(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            for layer in self:
+                input = layer(input=input)  # noqa: A001
+            return input
+
+    kept = {}
+    for kind in (nn.Sequential, ByKeyword):
+        method = REwc(kind(*helpers.plain_net().children()), helpers.EXAMPLE)
+        helpers.learn(method, helpers.tasks()[0], regime=Regime(lr=0.05, epochs=1))
+        kept[kind] = method.state_dict()
+    assert kept[nn.Sequential].keys() == kept[ByKeyword].keys()
+    assert all(torch.equal(value, kept[ByKeyword][name]) for name, value in kept[nn.Sequential].items())

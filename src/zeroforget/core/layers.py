@@ -124,10 +124,10 @@ class GrowingLayer(nn.Module):
         del self.norms[-1]
         unseal(self.norms[-1], like)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as torch's layers call it
         """The newest task's output, differentiable in its newborn parts."""
-        single = x.dim() == (1 if self._numbers is None else 1 + len(self._numbers["stride"]))
-        return self._batch(x.unsqueeze(0)).squeeze(0) if single else self._batch(x)
+        single = input.dim() == (1 if self._numbers is None else 1 + len(self._numbers["stride"]))
+        return self._batch(input.unsqueeze(0)).squeeze(0) if single else self._batch(input)
 
     def _batch(self, x: Tensor) -> Tensor:
         norm = self.norms[-1]
@@ -308,9 +308,9 @@ class GrowingNorm(nn.Module):
         for name in self.frozen if len(self.tasks) == 1 else ():
             self.tasks[0].get_parameter(name).requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
         """Normalize as the newest task does."""
-        out: Tensor = self.tasks[-1](x)
+        out: Tensor = self.tasks[-1](*given, **named)
         return out
 
     def dense(self, task: int) -> nn.Module:

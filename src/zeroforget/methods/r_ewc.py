@@ -186,11 +186,11 @@ def _ears(layers: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor,
     """Inside, each call of a layer leaves the layer, its input and its output."""
     heard: list[tuple[nn.Module, Tensor, Tensor]] = []
 
-    def listen(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        heard.append((layer, given[0].detach(), out))
+    def listen(layer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor], out: Tensor) -> Tensor:
+        heard.append((layer, (given[0] if given else named["input"]).detach(), out))
         return out.clone()  # a ReLU in place must not change what was heard
 
-    handles = [layer.register_forward_hook(listen) for layer in layers]
+    handles = [layer.register_forward_hook(listen, with_kwargs=True) for layer in layers]
     try:
         yield heard
     finally:
