@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import MODEL, Align, app, console, errors
+from zeroforget.cli.app import MODEL, Align, app, errors
+from zeroforget.cli.printing import say
 
 
 @app.command("adopt", rich_help_panel=MODEL)
@@ -84,18 +85,14 @@ def adopt_command(
         weights, _numbers("mean", mean), _numbers("std", std), names, _settings(settings or []),
         keep=tuple(keep or ()), unknown=unknown,
     )  # fmt: skip
-    facts = adopt(model, pictures, task, given, options, Watch(say=_say))
-    _say(
+    facts = adopt(model, pictures, task, given, options, Watch(say=say))
+    say(
         f"adopted '{facts.name}': {len(facts.classes)} classes, {facts.weights:,} weights as they were, "
         f"{100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures right"
     )
     if (wrong := doubt(facts, names)) is not None:
         errors.print(f"[bold yellow]warning:[/] {escape(wrong)}", highlight=False, soft_wrap=True)
-    _say(f"teach it more with: zeroforget learn {model} PICTURES --task NAME")
-
-
-def _say(text: str) -> None:
-    console.print(escape(text), highlight=False, soft_wrap=True)
+    say(f"teach it more with: zeroforget learn {model} PICTURES --task NAME")
 
 
 def _names(file: Path) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from zeroforget.cli.app import LAB, app, console, errors
+from zeroforget.cli.printing import say
 
 if TYPE_CHECKING:
     from zeroforget.data import Plan, Progress
@@ -121,26 +122,22 @@ def _list(data_root: Path | None) -> None:
     console.print(table)
 
 
-def _say(text: str) -> None:
-    console.print(escape(text), highlight=False, soft_wrap=True)
-
-
 def _status(entry: Source, data_root: Path | None) -> None:
     from zeroforget.data.loading import find, lacking, remedy
     from zeroforget.data.places import data_roots
 
-    _say(f"{entry.title}: {entry.classes} classes, {entry.train:,} training and {entry.test:,} test images")
-    _say(f"home: {entry.home}\nterms: {entry.terms}")
+    say(f"{entry.title}: {entry.classes} classes, {entry.train:,} training and {entry.test:,} test images")
+    say(f"home: {entry.home}\nterms: {entry.terms}")
     for archive in entry.archives:
-        _say(f"file: {archive.url or archive.file}  ({archive.checksum or 'no checksum known'})")
+        say(f"file: {archive.url or archive.file}  ({archive.checksum or 'no checksum known'})")
     folder = find(entry, data_root)
     if not entry.needs:
-        _say("comes with the package: ready")
+        say("comes with the package: ready")
     elif folder is not None:
-        _say(f"on this disk: {folder}")
+        say(f"on this disk: {folder}")
     else:
         place = data_roots(data_root)[0] / entry.folders[0]
-        _say(f"not on this disk: {place} lacks {', '.join(lacking(entry, place))}\n{remedy(entry)}")
+        say(f"not on this disk: {place} lacks {', '.join(lacking(entry, place))}\n{remedy(entry)}")
 
 
 def _download(entry: Source, data_root: Path | None, keep: bool) -> None:
@@ -153,7 +150,7 @@ def _download(entry: Source, data_root: Path | None, keep: bool) -> None:
         with progress_bars() as progress:
             download(entry, data_roots(data_root)[0], progress, keep)
         folder = find(entry, data_root)
-    _say(f"{entry.name}: ready in {folder}" if entry.needs else f"{entry.name} comes with the package: ready")
+    say(f"{entry.name}: ready in {folder}" if entry.needs else f"{entry.name} comes with the package: ready")
 
 
 def _prepare(entry: Source, data_root: Path | None) -> None:
@@ -162,6 +159,6 @@ def _prepare(entry: Source, data_root: Path | None) -> None:
     with progress_bars() as progress:
         found = load(entry.name, data_root, progress)
     train, test = int((~found.test).sum()), int(found.test.sum())
-    _say(f"{entry.name}: {len(found.classes)} classes, {train:,} training and {test:,} test images, each {found.shape}")
+    say(f"{entry.name}: {len(found.classes)} classes, {train:,} training and {test:,} test images, each {found.shape}")
     if (len(found.classes), train, test) != (entry.classes, entry.train, entry.test):
-        _say(f"officially it has {entry.classes} classes, {entry.train:,} and {entry.test:,} images: this copy differs")
+        say(f"officially it has {entry.classes} classes, {entry.train:,} and {entry.test:,} images: this copy differs")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from zeroforget.cli.app import LAB, app, console, errors
+from zeroforget.cli.printing import say
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
@@ -60,7 +61,7 @@ def run_command(
             errors.print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
             raise typer.Exit(130) from None
     _show(results)
-    console.print(f"runs are in {out / experiment.name}", soft_wrap=True, highlight=False)
+    say(f"runs are in {out / experiment.name}")
 
 
 def _show(results: list[Results]) -> None:
@@ -114,7 +115,7 @@ def archive_command(
     results = archive.load_all(runs)
     tell_unfinished(runs)
     archive.save(results, output)
-    console.print(f"wrote {len(results)} runs to {output}", soft_wrap=True, highlight=False)
+    say(f"wrote {len(results)} runs to {output}")
 
 
 def tell_unfinished(runs: list[Path]) -> None:
@@ -132,7 +133,7 @@ def _put(text: str, output: Path | None) -> None:
         from zeroforget.experiments.disk import write_text
 
         write_text(output, text)
-        console.print(f"wrote {output}", soft_wrap=True, highlight=False)
+        say(f"wrote {output}")
 
 
 def _words(text: str) -> list[str]:
