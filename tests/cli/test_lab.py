@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def test_runs_that_are_not_finished_are_named_beside_the_output(tmp_path: Path) 
         assert told.exit_code == 0
         assert told.stderr == "not finished, so left out: finetuning/seed-0 (tasks done: 1)\n"
     assert "Finetuning" not in CliRunner().invoke(app, ["table", str(out)]).stdout
+    again = CliRunner().invoke(app, ["table", str(out), str(out)]).stderr
+    assert again.count("finetuning/seed-0") == 1
 
 
 def test_table_in_every_format(tmp_path: Path) -> None:
@@ -116,6 +119,36 @@ def test_report_reads_archives_and_leaves_out_their_curves(tmp_path: Path) -> No
     told = zeroforget("report", tmp_path / "a.json", "-o", tmp_path / "r.html", "--figures", figures)
     assert f"wrote {len(list(figures.iterdir()))} figures to {figures}\n" in told
     assert not list(figures.glob("*curves*"))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_run_that_is_given_more_than_once_counts_once(tmp_path: Path, turned: bool) -> None:
+    runs, kept, page, out = (tmp_path / name for name in ("runs", "a.json", "page.html", "b.json"))
+    one, other = study()[:2]
+    one.save(runs / "a")
+    other.save(runs / "b")
+    zeroforget("archive", runs, "-o", kept)
+    given = [str(path) for path in (runs, runs / "a", kept)][:: -1 if turned else 1]
+    for words, said in (
+        (["report", *given, "-o", page], "(2 runs, "),
+        (["archive", *given, "-o", out], "wrote 2 runs to"),
+        (["table", *given], "Avg."),
+    ):
+        told = CliRunner().invoke(app, list(map(str, words)))
+        assert (told.exit_code, said in told.stdout) == (0, True)
+        assert told.stderr == "given more than once, so counted once: 2 runs\n"
+    assert "over the epochs of task 1" in page.read_text()  # of a run and its archive, the one with curves is shown
+    assert out.read_bytes() == kept.read_bytes()
+    told = CliRunner().invoke(app, ["table", str(runs), str(runs / "a")])
+    assert told.stderr == "given more than once, so counted once: 1 run\n"
+
+
+def test_runs_that_differ_are_never_taken_for_one(tmp_path: Path) -> None:
+    one = results()
+    one.save(tmp_path / "a")
+    replace(one, parameters=[7, 7]).save(tmp_path / "b")
+    with pytest.raises(ValueError, match="is there twice on digits/5 with seed 0; give one run of each"):
+        zeroforget("table", tmp_path)
 
 
 @pytest.mark.parametrize(

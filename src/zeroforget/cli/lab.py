@@ -87,11 +87,10 @@ def table_command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.")] = None,
 ) -> None:
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
-    from zeroforget.experiments import archive, formats
+    from zeroforget.experiments import formats
     from zeroforget.experiments import tables as made
 
-    results = archive.load_all(runs)
-    tell_unfinished(runs)
+    results = finished(runs)
     style = style or _STYLES.get(output.suffix.lower() if output else "", "terminal")
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
@@ -112,18 +111,24 @@ def archive_command(
     """Finished runs as one small JSON file, without their training curves; `table` reads it like the runs."""
     from zeroforget.experiments import archive
 
-    results = archive.load_all(runs)
-    tell_unfinished(runs)
+    results = finished(runs)
     archive.save(results, output)
     say(f"wrote {len(results)} runs to {output}")
 
 
-def tell_unfinished(runs: list[Path]) -> None:
-    """Say which runs below these folders are left out because they are not finished; beside the output, not in it."""
+def finished(runs: list[Path]) -> list[Results]:
+    """The finished runs of these folders and archives, equal ones once. Beside the output, not in it, it is said which
+    are left out because they are not finished, and how many were given more than once."""
+    from zeroforget.experiments import archive
     from zeroforget.experiments.results import unfinished
 
+    results, several = archive.distinct(archive.load_all(runs))
+    if several:
+        count = f"{several} run{'s' if several > 1 else ''}"
+        errors.print(f"given more than once, so counted once: {count}", soft_wrap=True, highlight=False)
     if left := unfinished(runs):
         errors.print(f"not finished, so left out: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)
+    return results
 
 
 def _put(text: str, output: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from zeroforget.cli.app import LAB, app
-from zeroforget.cli.lab import tell_unfinished
+from zeroforget.cli.lab import finished
 from zeroforget.cli.printing import say
 
 
@@ -24,12 +24,10 @@ def report(
     ] = "svg",
 ) -> None:
     """Show finished runs on one page that works without a network: tables, accuracy, overhead, growth, curves."""
-    from zeroforget.experiments import archive
     from zeroforget.experiments.report import known_formats, write_figures, write_report
 
     wanted = known_formats(formats.split(","))
-    found = archive.load_all(runs)
-    tell_unfinished(runs)
+    found = finished(runs)
     write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
     say(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)")
     if figures is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,21 @@ FORMAT = "zeroforget results 1"
 
 def pack(results: Sequence[Results]) -> dict[str, Any]:
     """The archive of these runs; what all of them share stands once."""
-    rows = []
-    for each in results:
-        values = each.to_dict()
-        values["logs"] = [
-            {"epochs": len(log["epochs"]), "best": log["best"], "stopped": log["stopped"], "notes": log["notes"]}
-            for log in values["logs"]
-        ]
-        values["seconds"] = [round(s, 1) for s in values["seconds"]]
-        rows.append(values)
+    rows = [_row(each) for each in results]
     shared = {key: rows[0][key] for key in rows[0] if all(row[key] == rows[0][key] for row in rows)} if rows else {}
     own = [{key: value for key, value in row.items() if key not in shared} for row in rows]
     return {"format": FORMAT, "shared": shared, "runs": own}
+
+
+def _row(results: Results) -> dict[str, Any]:
+    """A run as an archive keeps it: how many epochs each task took, not their curves."""
+    values = results.to_dict()
+    values["logs"] = [
+        {"epochs": len(log["epochs"]), "best": log["best"], "stopped": log["stopped"], "notes": log["notes"]}
+        for log in values["logs"]
+    ]
+    values["seconds"] = [round(s, 1) for s in values["seconds"]]
+    return values
 
 
 def unpack(values: dict[str, Any]) -> list[Results]:
@@ -66,3 +70,17 @@ def load(path: Path) -> list[Results]:
 def load_all(paths: Iterable[Path]) -> list[Results]:
     """The runs of archives, and every finished run in or below folders."""
     return [each for path in paths for each in (load(path) if is_archive(path) else load_runs([path]))]
+
+
+def distinct(results: Iterable[Results]) -> tuple[list[Results], int]:
+    """Equal runs once, and how many were there more than once. A run equals its own archive; it is kept for its
+    curves."""
+    found: dict[str, list[Results]] = {}
+    for each in results:
+        found.setdefault(json.dumps(_row(each), sort_keys=True), []).append(each)
+    several = sum(len(equal) > 1 for equal in found.values())
+    return [next((each for each in equal if _has_curves(each)), equal[0]) for equal in found.values()], several
+
+
+def _has_curves(results: Results) -> bool:
+    return all(epoch for log in results.logs for epoch in log["epochs"])

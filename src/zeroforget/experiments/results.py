@@ -209,7 +209,7 @@ def load_runs(paths: Iterable[Path]) -> list[Results]:
 def unfinished(paths: Iterable[Path]) -> list[str]:
     """The runs in or below these folders that were begun and are not finished: method, seed, tasks that are done."""
     folders = [file.parent for path in paths if path.is_dir() for file in sorted(path.rglob("config.json"))]
-    left = [folder for folder in folders if not (folder / FILE).exists()]
+    left = [folder for folder in {f.resolve(): f for f in folders}.values() if not (folder / FILE).exists()]
     done = [len(list(folder.glob("tasks/[0-9]*/task.json"))) for folder in left]
     return [f"{f.parent.name}/{f.name} (tasks done: {count})" for f, count in zip(left, done, strict=True)]
 
