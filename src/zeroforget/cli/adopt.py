@@ -9,14 +9,16 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import MODEL, Align, app, errors
+from zeroforget.cli.app import MODEL, Align, app, as_path, errors
 from zeroforget.cli.printing import say
 
 
 @app.command("adopt", rich_help_panel=MODEL)
 def adopt_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of the model to make.")],
-    pictures: Annotated[Path, typer.Argument(help="Class folders of pictures to measure it by and to prove it with.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of the model to make.", parser=as_path)],
+    pictures: Annotated[
+        Path, typer.Argument(help="Class folders of pictures to measure it by and to prove it with.", parser=as_path)
+    ],
     task: Annotated[str, typer.Option("--task", "-t", help="What to call what it knows.")],
     network: Annotated[
         str,
@@ -28,10 +30,13 @@ def adopt_command(
     weights: Annotated[
         Path,
         typer.Option(
-            help="Its state dict, head and all: a safetensors file, or a .pt or .pth file that holds only tensors."
+            help="Its state dict, head and all: a safetensors file, or a .pt or .pth file that holds only tensors.",
+            parser=as_path,
         ),
     ],
-    classes: Annotated[Path | None, typer.Option(help="A text file: the name of each output, a line each.")] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="A text file: the name of each output, a line each.", parser=as_path)
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,19 @@ MODEL, LAB = "A model in a folder", "The laboratory"
 """How `--help` groups the commands."""
 console = Console()
 errors = Console(stderr=True)
+
+
+def as_path(text: str) -> Path:
+    """A path as it was typed. An empty one, which Python takes for the current folder, is refused.
+
+    Of a ValueError typer would make a box; this is one line, as all other mistakes are.
+    """
+    if text == "":
+        raise OSError("a path is empty; name a file or a folder, or . for the current folder")
+    return Path(text)
+
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.", parser=as_path)]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]
 Align = Annotated[
     int | None,

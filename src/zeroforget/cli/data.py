@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import LAB, app, console, errors
+from zeroforget.cli.app import LAB, app, as_path, console, errors
 from zeroforget.cli.printing import say
 
 if TYPE_CHECKING:
     from zeroforget.data import Plan, Progress
     from zeroforget.data.sources import Source
 
-DataRoot = typer.Option(None, "--data-root", help="Folder that holds the data sets (else ZEROFORGET_DATA).")
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder that holds the data sets (else ZEROFORGET_DATA).", parser=as_path)
+]
 
 
 @contextmanager
@@ -46,7 +48,7 @@ def progress_bars() -> Iterator[Progress]:
 
 
 @app.command(rich_help_panel=LAB)
-def scenarios(data_root: Path | None = DataRoot) -> None:
+def scenarios(data_root: DataRoot = None) -> None:
     """List the scenarios: tasks, classes, images, and whether they are ready on this disk."""
     from rich.table import Table
 
@@ -85,7 +87,7 @@ def data(
     download: bool = typer.Option(False, "--download", help="Fetch, verify and unpack it (what is there is kept)."),
     prepare: bool = typer.Option(False, "--prepare", help="Read it now and decode its images into the cache."),
     keep: bool = typer.Option(False, "--keep", help="Keep the archives after unpacking them."),
-    data_root: Path | None = DataRoot,
+    data_root: DataRoot = None,
 ) -> None:
     """Say where a data set comes from and whether it is on this disk; download and prepare it."""
     from zeroforget.data.loading import source

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zeroforget.cli.app import LAB, app, console, errors
+from zeroforget.cli.app import LAB, app, as_path, console, errors
 from zeroforget.cli.printing import say
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
     from zeroforget.experiments.results import Results
 
+Runs = Annotated[
+    list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.", parser=as_path)
+]
 Style = Literal["terminal", "markdown", "latex", "csv"]
 _STYLES: dict[str, Style] = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 @app.command("run", rich_help_panel=LAB)
 def run_command(
-    file: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    file: Annotated[Path, typer.Argument(help="The experiment, a TOML file.", parser=as_path)],
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value: regime.lr=0.1, ewc.strength=100."),
@@ -28,8 +31,8 @@ def run_command(
     methods: Annotated[str | None, typer.Option(help="Only these methods, such as tfm,ewc.")] = None,
     seeds: Annotated[str | None, typer.Option(help="These seeds, such as 0,1,2.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    data_root: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs are kept.", parser=as_path)] = Path("runs"),
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets are kept.", parser=as_path)] = None,
     parallel: Annotated[
         int, typer.Option(min=1, metavar="N", help="Train N runs at the same time, each in a process of its own.")
     ] = 1,
@@ -74,7 +77,7 @@ def _show(results: list[Results]) -> None:
 
 @app.command("table", rich_help_panel=LAB)
 def table_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
+    runs: Runs,
     style: Annotated[
         Style | None,
         typer.Option("--format", "-f", help="What to print; by default what the output's ending says, else terminal."),
@@ -84,7 +87,7 @@ def table_command(
     ] = None,
     averages: Annotated[bool, typer.Option("--averages", help="One table: a column for each scenario.")] = False,
     costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, seconds, transfer.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.", parser=as_path)] = None,
 ) -> None:
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
     from zeroforget.experiments import formats
@@ -105,8 +108,10 @@ def table_command(
 
 @app.command("archive", rich_help_panel=LAB)
 def archive_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those below them count too.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, such as results/digits.json.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those below them count too.", parser=as_path)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write, such as results/digits.json.", parser=as_path)
+    ],
 ) -> None:
     """Finished runs as one small JSON file, without their training curves; `table` reads it like the runs."""
     from zeroforget.experiments import archive

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from zeroforget.cli import predictions
-from zeroforget.cli.app import MODEL, Align, Threads, app, computing_with, console, errors
+from zeroforget.cli.app import MODEL, Align, ModelPath, Threads, app, as_path, computing_with, console, errors
 from zeroforget.cli.printing import say, show, table_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from zeroforget.store.assembly import Addition
     from zeroforget.training import Progress
 
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
 FEW_LAYERS = 12
 """`tasks` shows the features of each layer unasked if there are no more than this."""
@@ -35,7 +34,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command("learn", rich_help_panel=MODEL)
 def learn_command(
     model: ModelPath,
-    pictures: Annotated[Path, typer.Argument(help="A folder that holds a folder of pictures for each class.")],
+    pictures: Annotated[
+        Path, typer.Argument(help="A folder that holds a folder of pictures for each class.", parser=as_path)
+    ],
     task: Annotated[str, typer.Option("--task", "-t", help="What to call the task.")],
     network: Annotated[
         str | None, typer.Option(help="The network to begin with (zeroforget networks lists them).")
@@ -44,7 +45,7 @@ def learn_command(
     size: Annotated[int | None, typer.Option(help="Pixels of each side of its pictures; 64 by default.")] = None,
     gray: Annotated[bool | None, typer.Option("--gray/--color", help="One channel, or three.")] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="A safetensors, .pt or .pth file that the network starts from.")
+        Path | None, typer.Option(help="A safetensors, .pt or .pth file that the network starts from.", parser=as_path)
     ] = None,
     align: Align = None,
     growth: Annotated[
@@ -328,7 +329,7 @@ def _report(report: Report) -> dict[str, Any]:
 @app.command("predict", rich_help_panel=MODEL)
 def predict_command(
     model: ModelPath,
-    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.", readable=False)],
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.", parser=as_path)],
     task: Annotated[
         str | None, typer.Option("--task", "-t", help="The task; without it, the likeliest is guessed.")
     ] = None,
@@ -357,7 +358,7 @@ def predict_command(
 @app.command("export", rich_help_panel=MODEL)
 def export_command(
     model: ModelPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", parser=as_path)],
     task: Annotated[str | None, typer.Option("--task", "-t", help="The task.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All tasks in one file, chosen by the input 'task'.")] = False,
     form: Annotated[
@@ -381,7 +382,9 @@ def export_command(
 @app.command("ship", rich_help_panel=MODEL)
 def ship_command(
     model: ModelPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The update to write, such as update.zfu.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The update to write, such as update.zfu.", parser=as_path)
+    ],
     since: Annotated[str | None, typer.Option(help="The newest task that the receiver has.")] = None,
     every: Annotated[bool, typer.Option("--all", help="The whole model.")] = False,
 ) -> None:
@@ -400,7 +403,7 @@ def ship_command(
 @app.command("receive", rich_help_panel=MODEL)
 def receive_command(
     model: ModelPath,
-    update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.")],
+    update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.", parser=as_path)],
     wait: Wait = True,
 ) -> None:
     """Add the tasks of an update to the model that it was made for; one of 'ship --all' makes a model anew."""

@@ -9,16 +9,18 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import LAB, app
-from zeroforget.cli.lab import finished
+from zeroforget.cli.app import LAB, app, as_path
+from zeroforget.cli.lab import Runs, finished
 from zeroforget.cli.printing import say
 
 
 @app.command(rich_help_panel=LAB)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, typer.Option(help="Also write every chart into this folder.")] = None,
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.", parser=as_path)] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write every chart into this folder.", parser=as_path)
+    ] = None,
     formats: Annotated[
         str, typer.Option("--format", help="Formats of the figures: svg, png, pdf, or several.")
     ] = "svg",

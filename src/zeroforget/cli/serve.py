@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import MODEL, Threads, app, computing_with, errors
+from zeroforget.cli.app import MODEL, ModelPath, Threads, app, computing_with, errors
 
 
 @app.command("serve", rich_help_panel=MODEL)
 def serve_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    model: ModelPath,
     host: Annotated[str, typer.Option(help="The address to serve at; by default only this machine reaches it.")] = (
         "127.0.0.1"
     ),
