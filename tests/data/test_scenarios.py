@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from importlib.resources import files
@@ -194,11 +196,51 @@ def test_folders_are_data_too(tmp_path: Path) -> None:
     assert (task.name, len(task.train), len(task.val), len(task.test)) == ("boxes", 28, 4, 8)
 
 
+def pictures(folder: Path, *classes: str) -> None:
+    for label, name in enumerate(classes):
+        for place in range(5):
+            helpers.picture(folder / name / f"{place}.jpg", 10 * label + place)
+
+
+def test_a_folder_whose_name_is_a_number_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for year in ("2019", "2020"):
+        pictures(tmp_path / "photos" / year, "cat", "dog", f"fish{year}")
+    monkeypatch.chdir(tmp_path)
+    (task,) = scenario({"data": "folder:photos/2020", "size": 8}).tasks
+    assert plan("folder:photos/2020") == Plan("folder:photos/2020", ("folder:photos/2020",))
+    assert (task.classes, len(scenario("folder:photos/2020").tasks)) == (("cat", "dog", "fish2020"), 1)
+    assert plan("folder:photos/2021").tasks == 2021  # no such folder
+    assert plan("folder:/2020") == Plan("folder:/2020", ("folder:/2020",))
+    assert plan("folder:~/2020").tasks == 2020
+    monkeypatch.setenv("HOME", str(tmp_path / "photos"))
+    assert plan("folder:~/2020").tasks is None
+
+
+def test_a_class_whose_name_is_a_number_is_no_data_set(tmp_path: Path) -> None:
+    pictures(tmp_path / "digits", *map(str, range(10)))
+    assert [len(task.classes) for task in scenario(f"folder:{tmp_path}/digits/5").tasks] == [2] * 5
+
+
+@pytest.mark.parametrize("more", [("2",), ("train/cat", "train/dog", "test/cat", "test/dog")])
+def test_a_folder_that_can_be_read_in_two_ways_is_refused_with_the_way_out(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Its name is a number, it holds class folders, and the folder above it is a data set too."""
+    pictures(tmp_path / "box", "2/cat", "2/dog", *more)
+    name = f"folder:{tmp_path}/box"
+    with pytest.raises(ValueError, match=r"is the folder .*/box/2, or .*/box in 2 tasks") as told:
+        plan(f"{name}/2")
+    one, other = (plan(tomllib.loads(f"scenario = {way}")["scenario"]) for way in re.findall("{.*?}", str(told.value)))
+    assert (one.data, one.tasks, other.data, other.tasks) == ((f"{name}/2",), None, (name,), 2)
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
         ("tiny-imagenet/randm", r"did you mean 'tiny-imagenet/random'"),
         ("nothing/like/it", r"no scenario .*`zeroforget scenarios` lists all"),
+        ("folder:", r"'folder:' names no folder"),
+        ({"data": ["folder:photos", "folder:"]}, r"names no folder"),
         ("digits/6", r"cannot cut 10 classes into 6 tasks"),
         ({"data": "digits", "taks": 5}, r"no 'taks'; did you mean 'tasks'"),
         ({"tasks": 5}, r"needs 'data'"),

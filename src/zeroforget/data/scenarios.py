@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from zeroforget.data.collection import Collection, Progress
 from zeroforget.data.loading import Root, find, load, source
+from zeroforget.data.readers.folder import stands_alone
 from zeroforget.data.sources import SOURCES
 from zeroforget.data.splits import cut, equal_sizes, grouped, named_groups
 from zeroforget.data.values import Scenario, Task
@@ -50,6 +52,8 @@ class Plan:
         for name in self.data:
             if not name.startswith("folder:"):
                 source(name)
+            elif name == "folder:":
+                raise ValueError(f"scenario '{self.name}': 'folder:' names no folder; say folder:PATH")
         if len(ways) > 1:
             raise ValueError(f"scenario '{self.name}' says both '{ways[0]}' and '{ways[1]}'; one is enough")
         if ways and len(self.data) > 1:
@@ -145,7 +149,10 @@ def named_plans() -> dict[str, Plan]:
 
 
 def plan(wanted: str | Mapping[str, Any] | Plan) -> Plan:
-    """A plan out of a scenario's name, of `DATA/N` (a data set in N tasks), or of the keys of a plan."""
+    """A plan out of a scenario's name, of `DATA/N` (a data set in N tasks), or of the keys of a plan.
+
+    `folder:PATH/N` is the folder PATH/N in one task where that is there and holds class folders.
+    """
     if isinstance(wanted, Plan):
         return wanted
     if isinstance(wanted, Mapping):
@@ -154,13 +161,27 @@ def plan(wanted: str | Mapping[str, Any] | Plan) -> Plan:
     if wanted in known:
         return known[wanted]
     name, _, count = wanted.rpartition("/")
-    if count.isdecimal() and (name in SOURCES or name.startswith("folder:")):
+    if count.isdecimal() and (name in SOURCES or _cuts_folder(name, count)):
         return Plan(wanted, (name,), tasks=int(count))
     if wanted in SOURCES or wanted.startswith("folder:"):
         return Plan(wanted, (wanted,))
     near = difflib.get_close_matches(wanted, [*known, *SOURCES], 1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise ValueError(f"no scenario '{wanted}'{hint} (`zeroforget scenarios` lists all)")
+
+
+def _cuts_folder(name: str, count: str) -> bool:
+    """Whether `folder:PATH/N` means PATH in N tasks; ValueError if it may as well be the folder PATH/N."""
+    if not name.startswith("folder:") or name == "folder:":
+        return False
+    whole = Path(name.removeprefix("folder:")).expanduser()
+    alone = stands_alone(whole, count)
+    if alone is None:
+        raise ValueError(
+            f"scenario '{name}/{count}' is the folder {whole / count}, or {whole} in {count} tasks; say "
+            f'{{ data = "{name}/{count}" }} for the one, {{ data = "{name}", tasks = {count} }} for the other'
+        )
+    return not alone
 
 
 def _from_mapping(wanted: Mapping[str, Any]) -> Plan:
