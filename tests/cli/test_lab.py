@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,57 @@ def test_runs_that_differ_are_never_taken_for_one(tmp_path: Path) -> None:
     replace(one, parameters=[7, 7]).save(tmp_path / "b")
     with pytest.raises(ValueError, match="is there twice on digits/5 with seed 0; give one run of each"):
         zeroforget("table", tmp_path)
+
+
+OUTPUTS = {
+    "archive": ([], "archive"),
+    "table": ([], "table"),
+    "table -f markdown": (["-f", "markdown", "--costs"], "table"),
+    "table -f latex": (["-f", "latex", "--averages"], "table"),
+    "table -f csv": (["-f", "csv"], "table"),
+    "report": ([], "report"),
+}
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+@pytest.mark.parametrize(
+    "content", [b"# Notes\n\n| a |\n", b"\x10\x00\x00{}", b'{"format": "other"}', b"**bold**\n", b"a,b\n"]
+)
+def test_what_a_command_did_not_write_is_not_overwritten(tmp_path: Path, command: str, content: bytes) -> None:
+    words, kind = OUTPUTS[command]
+    results().save(tmp_path / "runs")
+    out = tmp_path / "README.md"
+    out.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"README\.md is there and is no {kind} of zeroforget's; name another file"):
+        zeroforget(command.split()[0], tmp_path / "runs", "-o", out, *words)
+    assert out.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "runs"]
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_what_a_command_wrote_before_is_overwritten(tmp_path: Path, command: str) -> None:
+    words, _ = OUTPUTS[command]
+    first = command.split()[0]
+    results().save(tmp_path / "runs" / "a")
+    out = tmp_path / "out"
+    out.touch()  # an empty file has nothing to lose
+    zeroforget(first, tmp_path / "runs", "-o", out, *words)
+    before = out.read_bytes()
+    results("tfm").save(tmp_path / "runs" / "b")
+    for more in [words, *(others for name, (others, _) in OUTPUTS.items() if name.startswith(first)), words]:
+        zeroforget(first, tmp_path / "runs", "-o", out, *more)
+    assert len(out.read_bytes()) > len(before) > 0
+
+
+@pytest.mark.parametrize("command", ["archive", "table", "report"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, command: str) -> None:
+    results().save(tmp_path / "runs")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is no regular file, and would be replaced by one; name another"):
+        zeroforget(command, tmp_path / "runs", "-o", tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(ValueError, match="is a folder; give the name of a file to write"):
+        zeroforget(command, tmp_path / "runs", "-o", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,10 @@ def table_command(
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
     from zeroforget.experiments import formats
     from zeroforget.experiments import tables as made
+    from zeroforget.experiments.disk import check_output
 
+    if output is not None:
+        check_output(output, "table", formats.is_table)
     results = finished(runs)
     style = style or _STYLES.get(output.suffix.lower() if output else "", "terminal")
     paper = beside == "paper"
@@ -115,7 +118,9 @@ def archive_command(
 ) -> None:
     """Finished runs as one small JSON file, without their training curves; `table` reads it like the runs."""
     from zeroforget.experiments import archive
+    from zeroforget.experiments.disk import check_output
 
+    check_output(output, "archive", archive.is_archive)
     results = finished(runs)
     archive.save(results, output)
     say(f"wrote {len(results)} runs to {output}")

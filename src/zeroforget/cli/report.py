@@ -26,9 +26,11 @@ def report(
     ] = "svg",
 ) -> None:
     """Show finished runs on one page that works without a network: tables, accuracy, overhead, growth, curves."""
-    from zeroforget.experiments.report import known_formats, write_figures, write_report
+    from zeroforget.experiments.disk import check_output
+    from zeroforget.experiments.report import is_report, known_formats, write_figures, write_report
 
     wanted = known_formats(formats.split(","))
+    check_output(out, "report", is_report)
     found = finished(runs)
     write_report(found, out, command=shlex.join(["zeroforget", *sys.argv[1:]]))
     say(f"wrote {out} ({len(found)} runs, {out.stat().st_size / 1e6:.1f} MB)")

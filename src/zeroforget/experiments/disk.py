@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,22 @@ def write_text(path: Path, text: str) -> None:
         with suppress(OSError):
             aside.unlink()
         raise
+
+
+def check_output(path: Path, what: str, is_one: Callable[[Path], bool]) -> None:
+    """Refuse a place where nothing can be written, or where a file lies that is not of the kind to be written."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file, and would be replaced by one; name another")
+    if path.is_file() and path.stat().st_size and not is_one(path):
+        raise ValueError(f"{path} is there and is no {what} of zeroforget's; name another file, or remove it first")
+
+
+def beginning(path: Path) -> str:
+    """The first part of a file, whatever it holds."""
+    with path.open("rb") as file:
+        return file.read(2**16).decode(errors="replace")
 
 
 @contextmanager

@@ -6,10 +6,16 @@ import csv
 import dataclasses
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.text import Text
 
+from zeroforget.experiments.disk import beginning
 from zeroforget.experiments.tables import BASELINES, COSTS, Cost, CostTable, Row, Table
+
+CSV = ("table", "method", "source", "seeds", "column", "accuracy", "forgetting", "std")
+BOOKTABS = "% \\usepackage{booktabs}"
+RULE = "─"
 
 
 def text(tables: Sequence[Table], style: str) -> str:
@@ -25,11 +31,22 @@ def text(tables: Sequence[Table], style: str) -> str:
     raise ValueError(f"no table format '{style}'; there are terminal, markdown, latex and csv")
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file begins as `text` does, in any of its styles."""
+    first, _, third, fourth, *_ = [*beginning(path).splitlines(), *[""] * 4]
+    return (
+        first == ",".join(CSV)
+        or first == BOOKTABS
+        or (first.startswith("**") and fourth.startswith("| --- | ---:"))
+        or (third != "" and set(third) == {RULE})
+    )
+
+
 def terminal(table: Table) -> Text:
     """Columns set apart by blanks, the best in bold. Never folded, so that a pipe gets whole lines."""
     lines = [table.header, *table.lines()]
     widths = [max(len(line[c]) for line in lines) for c in range(len(table.header))]
-    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
+    rule = RULE * (sum(widths) + 2 * (len(widths) - 1))
     text = Text()
     text.append(f"{table.title}\n", style="bold")
     text.append(_padded(table.header, widths) + "\n" + rule + "\n")
@@ -78,7 +95,7 @@ def latex(table: Table) -> str:
     """A tabular with booktabs' rules; baselines stand apart as in the paper."""
     columns = len(table.header)
     lines = [
-        "% \\usepackage{booktabs}",
+        BOOKTABS,
         f"\\begin{{tabular}}{{l{'c' * (columns - 1)}}}",
         "\\toprule",
         f"\\multicolumn{{{columns}}}{{c}}{{\\textbf{{{_tex(table.title)}}}}} \\\\",
@@ -107,7 +124,7 @@ def to_csv(tables: Sequence[Table]) -> str:
     """One line for each method and column, with full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["table", "method", "source", "seeds", "column", "accuracy", "forgetting", "std"])
+    writer.writerow(CSV)
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns, row.entries, strict=True):

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from zeroforget._version import __version__
-from zeroforget.experiments.disk import write_text
+from zeroforget.experiments.disk import beginning, write_text
 from zeroforget.experiments.report import boxes, gather
 from zeroforget.experiments.report.book import Book, escaped
 from zeroforget.experiments.report.charts import Style
@@ -19,11 +19,17 @@ from zeroforget.experiments.results import Results
 
 # The browser itself refuses every request; Vega makes functions of its expressions, hence 'unsafe-eval'.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+TITLE = " · zeroforget report</title>"
 
 
 def write_report(runs: Sequence[Results], path: Path, *, command: str = "", made: datetime | None = None) -> None:
     """Write the report of these runs as one self-contained page."""
     write_text(path, page(runs, command=command, made=made))
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file begins as reports do."""
+    return TITLE in beginning(path)
 
 
 def page(runs: Sequence[Results], *, command: str = "", made: datetime | None = None) -> str:
@@ -42,7 +48,7 @@ def page(runs: Sequence[Results], *, command: str = "", made: datetime | None = 
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
-            f"<title>{escaped(title)} · zeroforget report</title>",
+            f"<title>{escaped(title)}{TITLE}",
             f"<style>{_style(births)}</style></head><body>",
             '<a class="skip" href="#content">Skip to the results</a>',
             f'<header class="top">{_header(found, title, command, made or datetime.now().astimezone())}',
