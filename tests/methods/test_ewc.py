@@ -121,10 +121,11 @@ def test_a_network_that_is_frozen_altogether_has_nothing_to_hold() -> None:
     assert method.overhead().training == 0
 
 
-def test_momentum_does_not_let_a_strong_pull_diverge() -> None:
+@pytest.mark.parametrize("dampening", [0.0, 0.9, 0.99])
+def test_momentum_does_not_let_a_strong_pull_diverge(dampening: float) -> None:
     first, second, _ = helpers.tasks()
     method = Ewc(helpers.plain_net(), helpers.EXAMPLE, strength=1e9)
-    regime = Regime(lr=0.2, epochs=12, options={"momentum": 0.9})
+    regime = Regime(lr=0.2, epochs=12, options={"momentum": 0.9, "dampening": dampening})
     for task in (first, second):
         helpers.learn(method, task, regime=regime)
     assert method.firmest == regime.stiffest / 2

@@ -135,8 +135,9 @@ def test_a_step_without_a_gradient_is_left_as_it_is() -> None:
     assert method._loss is None
 
 
-@pytest.mark.parametrize(("momentum", "reach"), [(0.0, 0.02), (0.9, 0.2)])
-def test_steps_are_as_long_as_momentum_makes_them(momentum: float, reach: float) -> None:
+@pytest.mark.parametrize(("momentum", "dampening", "reach"), [(0.0, 0.0, 0.02), (0.9, 0.0, 0.2), (0.9, 0.5, 0.1)])
+def test_steps_are_as_long_as_momentum_makes_them(momentum: float, dampening: float, reach: float) -> None:
     method = Lwf(linear_net(), helpers.EXAMPLE)
-    helpers.learn(method, helpers.tasks()[2], regime=Regime(lr=0.02, epochs=1, options={"momentum": momentum}))
+    options = {"momentum": momentum, "dampening": dampening}
+    helpers.learn(method, helpers.tasks()[2], regime=Regime(lr=0.02, epochs=1, options=options))
     assert method._lr == pytest.approx(reach)

@@ -241,9 +241,13 @@ def test_the_new_options_check_themselves(options: dict[str, object], message: s
         Regime(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_reach_is_how_far_a_steady_gradient_carries(momentum: float) -> None:
-    regime = Regime(lr=0.1, options={"momentum": momentum})
+STEPS = [(0.0, 0.0), (0.5, 0.0), (0.9, 0.0), (0.0, 0.9), (0.5, 0.5), (0.5, 0.8), (0.9, 0.5), (0.9, 0.9), (0.9, 0.97)]
+"""Momentum and dampening. Without momentum torch does not dampen; with it, all gradients but the first."""
+
+
+@pytest.mark.parametrize(("momentum", "dampening"), STEPS)
+def test_reach_is_how_far_a_steady_gradient_carries(momentum: float, dampening: float) -> None:
+    regime = Regime(lr=0.1, options={"momentum": momentum, "dampening": dampening})
     weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
     optimizer = regime.make_optimizer([weight], regime.lr)
     places = []
@@ -253,11 +257,12 @@ def test_reach_is_how_far_a_steady_gradient_carries(momentum: float) -> None:
         places.append(float(weight.detach()))
     assert places[-2] - places[-1] == pytest.approx(regime.reach)
     assert Regime(options={"momentum": 1.0}).reach == math.inf  # steps that never fade
+    assert Regime(options={"momentum": 0.9, "dampening": 1.0}).reach == 0.0  # nothing counts but the first gradient
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_the_stiffest_spring_brings_a_weight_home_and_no_further(momentum: float) -> None:
-    regime = Regime(lr=0.1, options={"momentum": momentum})
+@pytest.mark.parametrize(("momentum", "dampening"), STEPS)
+def test_the_stiffest_spring_brings_a_weight_home_and_no_further(momentum: float, dampening: float) -> None:
+    regime = Regime(lr=0.1, options={"momentum": momentum, "dampening": dampening})
 
     def lowest(curvature: float) -> float:
         weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
@@ -272,6 +277,7 @@ def test_the_stiffest_spring_brings_a_weight_home_and_no_further(momentum: float
 
     assert lowest(regime.stiffest) > -1e-12
     assert lowest(1.3 * regime.stiffest) < -1e-3
+    assert Regime(options={"momentum": 1.0}).stiffest == 0.0  # it would swing for ever
 
 
 def test_the_rate_rises_to_its_height_and_no_further() -> None:
@@ -292,10 +298,11 @@ def test_how_a_gpu_computes_is_as_it_was_after_training(precision: str) -> None:
         assert (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == given
 
 
-def test_a_teacher_is_obeyed_under_momentum() -> None:
+@pytest.mark.parametrize("dampening", [0.0, 0.5, 0.9])
+def test_a_teacher_is_obeyed_under_momentum(dampening: float) -> None:
     """Momentum carries ten times as far; a strong teacher must bound that, not the single step."""
     first, second = small_tasks.tasks(2)
-    recipe = small_tasks.regime(options={"momentum": 0.9}, epochs=6)
+    recipe = small_tasks.regime(options={"momentum": 0.9, "dampening": dampening}, epochs=6)
     learner = build("lwf", small_tasks.net(), small_tasks.example(), strength=10.0)
     with seeded("learn"):
         learner.learn(first, Fit(recipe))

@@ -154,15 +154,26 @@ class Regime:
 
     @property
     def reach(self) -> float:
-        """The rate with which plain SGD would go as far: momentum adds its steps up."""
-        momentum = float(self.options.get("momentum", 0.0))
-        return self.lr / (1 - momentum) if momentum < 1 else math.inf
+        """The rate with which plain SGD would go as far: momentum adds its steps up, dampening makes them shorter."""
+        momentum, dampening = self._inertia
+        return self.lr * (1 - dampening) / (1 - momentum) if momentum < 1 else math.inf
 
     @property
     def stiffest(self) -> float:
         """The curvature up to which steps bring a weight home without swinging past: 1 / lr, with momentum far less
-        (then Polyak's heavy ball is critically damped)."""
-        return float((1 - float(self.options.get("momentum", 0.0)) ** 0.5) ** 2 / self.lr)
+        (then Polyak's heavy ball is critically damped). Torch does not dampen the first step: where dampening is strong
+        that one must not go too far."""
+        momentum, dampening = self._inertia
+        if momentum >= 1:
+            return 0.0
+        root = momentum**0.5
+        return ((1 - root) ** 2 / (1 - dampening) if dampening <= root else 1 - momentum / dampening) / self.lr
+
+    @property
+    def _inertia(self) -> tuple[float, float]:
+        """Momentum and dampening; torch heeds no dampening without momentum."""
+        momentum = float(self.options.get("momentum", 0.0))
+        return momentum, float(self.options.get("dampening", 0.0)) if momentum else 0.0
 
     @property
     def weight_decay(self) -> float:
