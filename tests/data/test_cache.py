@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,6 +91,31 @@ def test_the_fingerprint_sees_names_sizes_times_boxes_and_treatment(photos: Path
     assert len({fingerprint(one, Treatment(32)) for one in boxed}) == 1
     with pytest.raises(DataError, match=r"5\.jpg is missing"):
         fingerprint(listing, Treatment(32))
+
+
+def test_folders_that_differ_only_in_what_their_pictures_show_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, grey in (("here", 10), ("there", 200)):
+        path = tmp_path / place / "photos" / "a" / "0.bmp"
+        path.parent.mkdir(parents=True)
+        Image.new("L", (8, 8), grey).save(path)
+        os.utime(path, ns=(1, 1))
+    for place, grey in (("here", 10), ("there", 200)):
+        assert (load_folder(tmp_path / place / "photos", 8).images == grey).all()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "photos")
+    monkeypatch.chdir(tmp_path / "there")
+    for same in ("photos", tmp_path / "link"):  # the same folder by other names
+        assert (load_folder(same, 8, name="photos").images == 200).all()
+    assert len(entries(tmp_path)) == 2
+
+
+def test_an_official_data_set_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    helpers.flowers(tmp_path / "one" / "flowers", 4)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")  # with the times of its files
+    images = [load("flowers", tmp_path / place).images for place in ("one", "two")]
+    assert torch.equal(*images)
+    assert len(entries(tmp_path)) == 1
 
 
 def test_all_damaged_images_are_named_and_nothing_is_kept(photos: Path, tmp_path: Path) -> None:
@@ -207,7 +233,8 @@ from zeroforget.data.readers.folder import read_folder
 listing, heard = read_folder(Path(sys.argv[1])), []
 print("ready", flush=True)
 sys.stdin.readline()
-images = decoded("photos", listing, Treatment(32, upright=True), lambda *told: heard.append(told))
+treatment = Treatment(32, upright=True)
+images = decoded("photos", listing, treatment, lambda *told: heard.append(told), official=False)
 print(int(images.long().sum()), len(heard))
 """
 

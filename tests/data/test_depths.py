@@ -81,7 +81,7 @@ def test_opaque_pictures_of_eight_bits_keep_their_bytes(mode: str, tmp_path: Pat
 
 
 def test_only_what_may_have_been_decoded_otherwise_is_decoded_anew(tmp_path: Path) -> None:
-    """The name that earlier versions gave to an entry, of photographs alone, is still its name."""
+    """The name that earlier versions gave to an entry, of official photographs alone, is still its name."""
     helpers.picture(tmp_path / "photos" / "a" / "0.JPEG", 1)
     listing = read_folder(tmp_path / "photos")
     assert fingerprint(listing, Treatment(8)) == _before(listing.base, listing.files)

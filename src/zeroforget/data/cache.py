@@ -1,7 +1,8 @@
 """Decoded images on disk: decoded once, then opened as one memory-mapped array.
 
-A cache entry is a folder named by what went in (each file's name, size and time of change, and the treatment). It is
-written aside and renamed, so that it is there whole or not at all; processes that want the same one wait for the first.
+A cache entry is a folder named by what went in (each file's name, size and time of change, the treatment, and for data
+of one's own where they lie). It is written aside and renamed, so that it is there whole or not at all; processes that
+want the same one wait for the first.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ SINCE_PLAIN = 2
 NAMED = 10
 
 
-def decoded(name: str, listing: Listing, treatment: Treatment, progress: Progress | None = None) -> Tensor:
-    """The images of a listing as bytes `(count, 3, size, size)`, decoded now or long ago."""
+def decoded(
+    name: str, listing: Listing, treatment: Treatment, progress: Progress | None = None, *, official: bool = True
+) -> Tensor:
+    """The images of a listing as bytes `(count, 3, size, size)`, decoded now or long ago.
+
+    An official data set is the same wherever it lies. Other folders may agree in all names, sizes and times, and hold
+    other pictures.
+    """
     folder = cache_folder()
-    entry = folder / f"{name}-{fingerprint(listing, treatment)}"
+    entry = folder / f"{name}-{fingerprint(listing, treatment, official=official)}"
     if not entry.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder / f"{entry.name}.lock") as alone:
@@ -47,9 +54,12 @@ def mapped(path: Path) -> Tensor:
     return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 
-def fingerprint(listing: Listing, treatment: Treatment) -> str:
-    """Twenty hex digits that change whenever a file, a box or the treatment does."""
+def fingerprint(listing: Listing, treatment: Treatment, *, official: bool = True) -> str:
+    """Twenty hex digits that change whenever a file, a box or the treatment does; of what is not official, also with its
+    place."""
     digest = hashlib.sha256(repr((_format(listing), treatment)).encode())
+    if not official:
+        digest.update(os.fsencode(listing.base.resolve()))
     base = str(listing.base)
     for name in listing.files:
         try:

@@ -82,17 +82,17 @@ def load_folder(
     folder = Path(path).expanduser()
     entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, upright=True))
     try:
-        return _collected(entry, folder, progress)
+        return _collected(entry, folder, progress, official=False)
     except DataError as error:
         raise DataError(f"{error}; repair or remove it") from error
 
 
-def _collected(entry: Source, folder: Path, progress: Progress | None) -> Collection:
+def _collected(entry: Source, folder: Path, progress: Progress | None, *, official: bool = True) -> Collection:
     read = entry.read(folder)
     if isinstance(read, Listing):
         if entry.treatment is None:
             raise ValueError(f"data set '{entry.name}' is listed as files but says not how to treat them")
-        images, codes = decoded(entry.name, read, entry.treatment, progress), read.codes
+        images, codes = decoded(entry.name, read, entry.treatment, progress, official=official), read.codes
     else:
         images, codes = torch.from_numpy(read.images), ()
     labels, test = torch.from_numpy(read.labels), torch.from_numpy(read.test)
