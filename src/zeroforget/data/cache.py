@@ -55,8 +55,8 @@ def mapped(path: Path) -> Tensor:
 
 
 def fingerprint(listing: Listing, treatment: Treatment, *, official: bool = True) -> str:
-    """Twenty hex digits that change whenever a file, a box or the treatment does; of what is not official, also with its
-    place."""
+    """Twenty hex digits that change whenever a file, a box or the treatment does; of what is not official, also with
+    its place."""
     digest = hashlib.sha256(repr((_format(listing), treatment)).encode())
     if not official:
         digest.update(os.fsencode(listing.base.resolve()))
