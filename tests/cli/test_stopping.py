@@ -52,7 +52,7 @@ def test_a_tables_ending_says_its_format(tmp_path: Path, name: str, begins: str)
 
 def test_what_was_written_is_named_whatever_it_is_called(tmp_path: Path) -> None:
     archive.save([results("tfm", 0, [[0.9], [0.9, 0.8]], "digits/5")], tmp_path / "a.json")
-    for words in (["table"], ["archive"]):
-        out = tmp_path / "ta[/ble].md"
-        told = CliRunner().invoke(app, [*words, str(tmp_path / "a.json"), "-o", str(out)], catch_exceptions=False)
+    for command in ("table", "archive"):
+        out = tmp_path / f"{command}[/x].md"
+        told = CliRunner().invoke(app, [command, str(tmp_path / "a.json"), "-o", str(out)], catch_exceptions=False)
         assert told.stdout.endswith(f"{out}\n")
