@@ -372,3 +372,22 @@ def test_layers_called_by_keyword_grow() -> None:
     train(net, x)
     assert net.widths() == {"a": 6, "b": 8}
     assert torch.equal(net.eval()(x, "first"), before)
+
+
+def test_a_first_task_computes_with_its_parameters_themselves() -> None:
+    net, x = growing("lenet")
+    net.add_task("birds", 3)
+    tensors = [layer.grown for layer in net.modules() if isinstance(layer, GrowingLayer)]
+    assert tensors
+    for tensor in tensors:
+        assert tensor.rows is not None
+        assert tensor.synced().data_ptr() == tensor.rows.data_ptr()
+    train(net, x)
+    state = net.state_dict()
+    for name, module in net.named_modules():
+        if module in tensors:
+            assert torch.equal(state[f"{name}.value"], state[f"{name}.rows"])
+    learned = net.eval()(x, "birds")
+    net.add_task("cars", 5, growth=0.25)
+    assert all(tensor.synced() is tensor.value for tensor in tensors)
+    assert torch.equal(net(x, "birds"), learned)

@@ -170,6 +170,8 @@ class GrowingTensor(nn.Module):
         """The whole with the newborn values in it, in a lower precision if asked for: its frozen part is converted once
         and kept, so that a step converts only what is newborn."""
         if dtype is None or dtype == self.value.dtype or self.value.dtype == torch.float64:
+            if self.rows is not None and not len(self.block.old_out):  # all is newborn: nothing to copy
+                return self.rows.data
             self.sync()
             return self.value
         if self._low is None or self._low.dtype != dtype or self._low.device != self.value.device:
