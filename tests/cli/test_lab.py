@@ -144,12 +144,22 @@ def test_a_run_that_is_given_more_than_once_counts_once(tmp_path: Path, turned: 
     assert told.stderr == "given more than once, so counted once: 1 run\n"
 
 
-def test_runs_that_differ_are_never_taken_for_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["table", "report"])
+def test_runs_that_differ_are_never_taken_for_one(tmp_path: Path, command: str) -> None:
+    one, runs, out = results(), tmp_path / "runs", tmp_path / "out"
+    one.save(runs / "a")
+    replace(one, parameters=[7, 7]).save(runs / "b")
+    with pytest.raises(ValueError, match="is there twice on digits/5 with seed 0; give one run of each"):
+        zeroforget(command, runs, "-o", out)
+    assert not out.exists()
+
+
+def test_a_report_shows_runs_that_differ_in_their_options(tmp_path: Path) -> None:
     one = results()
     one.save(tmp_path / "a")
-    replace(one, parameters=[7, 7]).save(tmp_path / "b")
-    with pytest.raises(ValueError, match="is there twice on digits/5 with seed 0; give one run of each"):
-        zeroforget("table", tmp_path)
+    replace(one, options={"a": 1}).save(tmp_path / "b")
+    assert "(2 runs, " in zeroforget("report", tmp_path, "-o", tmp_path / "page.html")
+    assert "Finetuning (a=1)" in (tmp_path / "page.html").read_text()
 
 
 OUTPUTS = {

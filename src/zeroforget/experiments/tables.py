@@ -185,13 +185,18 @@ def by_method(group: Sequence[Results]) -> list[list[Results]]:
     return sorted(found.values(), key=lambda r: order.index(r[0].method) if r[0].method in order else len(order))
 
 
-def _check_alike(method: str, runs: Sequence[Results]) -> None:
+def check_seeds(method: str, runs: Sequence[Results]) -> None:
+    """Refuse runs of one method that have a seed in common: each would stand for the other."""
     seeds = [r.seed for r in runs]
     if twice := [seed for seed in sorted(set(seeds)) if seeds.count(seed) > 1]:
         home = f" of the experiment '{runs[0].experiment}'" if runs[0].experiment else ""
         raise ValueError(
             f"method '{method}'{home} is there twice on {runs[0].scenario} with seed {twice[0]}; give one run of each"
         )
+
+
+def _check_alike(method: str, runs: Sequence[Results]) -> None:
+    check_seeds(method, runs)
     for other in runs[1:]:
         for name in ("options", "regime", "tasks"):
             said = getattr(other, name), getattr(runs[0], name)

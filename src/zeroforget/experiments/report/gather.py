@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeroforget.experiments import archive
 from zeroforget.experiments.results import Results, deviation, mean
-from zeroforget.experiments.tables import TITLES
+from zeroforget.experiments.tables import TITLES, check_seeds
 
 Row = dict[str, Any]
 POINTS_PER_CURVE = 60
@@ -55,9 +56,10 @@ class Group:
 
 
 def groups(runs: Iterable[Results]) -> list[Group]:
-    """The runs by experiment, scenario and network, then by method and options, methods in the paper's order."""
+    """The runs by experiment, scenario and network, then by method and options, methods in the paper's order. Equal
+    ones count once."""
     found: dict[tuple[str, str, str, str], list[Results]] = {}
-    for run in runs:
+    for run in archive.distinct(runs)[0]:
         found.setdefault((run.experiment, run.scenario, run.network, json.dumps(run.tasks, sort_keys=True)), []).append(
             run
         )
@@ -80,10 +82,9 @@ def _entries(runs: Sequence[Results]) -> tuple[Entry, ...]:
         rivals = [_settings(other[0]) for (name, _), other in by_settings.items() if name == method]
         told = _told_apart(_settings(members[0]), rivals)
         more = f" ({', '.join(told)})" if told else ""
-        once = {run.seed: run for run in members}  # the same run named twice counts once
-        entries.append(
-            Entry(TITLES.get(method, method) + more, method + more, tuple(once[seed] for seed in sorted(once)))
-        )
+        check_seeds(method, members)
+        by_seed = tuple(sorted(members, key=lambda run: run.seed))
+        entries.append(Entry(TITLES.get(method, method) + more, method + more, by_seed))
     order = list(TITLES)
     return tuple(sorted(entries, key=lambda e: order.index(m) if (m := e.runs[0].method) in order else len(order)))
 
