@@ -101,6 +101,61 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+OTHERS = {
+    "notes": b"# Notes\n",
+    "another program's network": b"\x08\x08\x12\x07pytorch\x1a\x062.13.0",
+    "half a zip": b"PK\x03\x04 zeroforget.json",
+}
+
+
+@pytest.mark.parametrize("name", ["low.onnx", "all.onnx", "low.pt2"])
+@pytest.mark.parametrize("content", OTHERS)
+def test_what_was_not_exported_is_not_overwritten(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    (tmp_path / name).write_bytes(OTHERS[content])
+    monkeypatch.setattr(exporting, "_network", pytest.fail)  # told before anything is made
+    said = rf"{name} is there and is no export of zeroforget's; name another file, or remove it first"
+    with pytest.raises(ModelError, match=said):
+        open_model(trained).export(tmp_path / name, None if name == "all.onnx" else "low")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {name: OTHERS[content]}
+
+
+def test_weights_and_updates_are_no_exports(trained: Path, tmp_path: Path) -> None:
+    model, out = open_model(trained), tmp_path / "out"
+    for make in (lambda: torch.save({"w": torch.zeros(2)}, out), lambda: model.ship(out)):
+        make()
+        before = out.read_bytes()
+        for form in ("onnx", "torch"):
+            with pytest.raises(ModelError, match="out is there and is no export"):
+                model.export(out, "low", form=form)
+        assert out.read_bytes() == before
+        out.unlink()
+
+
+def test_an_earlier_export_is_overwritten_by_any_other(trained: Path, tmp_path: Path) -> None:
+    model, out = open_model(trained), tmp_path / "out"
+    out.touch()  # an empty file has nothing to lose
+    found = []
+    for task, form in (("low", "torch"), ("low", "onnx"), (None, "onnx"), ("middle", "torch"), ("middle", "torch")):
+        model.export(out, task, form=form)
+        found.append(out.read_bytes())
+    assert len(set(found)) >= 4
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_earlier_export_stays_if_a_new_one_fails(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = open_model(trained), tmp_path / "low.onnx"
+    before = model.export(out, "low").read_bytes()
+    monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
+    for form in ("onnx", "torch"):
+        with pytest.raises(ModelError, match="it was not kept"):
+            model.export(out, "middle", form=form)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"low.onnx": before}
+
+
 def test_a_full_disk_is_told_in_both_forms(trained: Path, tmp_path: Path) -> None:
     """In a process of its own: torch's writer of files would end it."""
     code = (

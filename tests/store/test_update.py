@@ -14,7 +14,7 @@ import pytest
 
 from tests.store.helpers import QUICK, learn_more, tree
 from zeroforget.core.grow import grow
-from zeroforget.store import Model, ModelError, files, open_model
+from zeroforget.store import Model, ModelError, files, open_model, update
 from zeroforget.store.facts import Backbone
 from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.network import example, plain_network
@@ -161,7 +161,8 @@ def test_damaged_updates_change_nothing(pair: tuple[Model, Model], tmp_path: Pat
 
 
 def test_a_full_disk_is_told_and_leaves_no_file(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "u.zfu").write_bytes(b"an older one")
+    older = MAGIC + b"an older one"
+    (tmp_path / "u.zfu").write_bytes(older)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -170,7 +171,7 @@ def test_a_full_disk_is_told_and_leaves_no_file(trained: Path, tmp_path: Path, m
         patch.setattr("os.write", full)
         with pytest.raises(ModelError, match=r"u\.zfu could not be written: the disk is full; make room"):
             open_model(trained).ship(tmp_path / "u.zfu")
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"u.zfu": b"an older one"}
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"u.zfu": older}
 
 
 def test_a_place_where_nothing_may_be_written_is_told(
@@ -193,6 +194,42 @@ def test_a_device_or_pipe_is_not_replaced(trained: Path, tmp_path: Path) -> None
     with pytest.raises(ModelError, match="is no regular file"):
         open_model(trained).ship(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("content", [b"# Notes\n", b"zeroforget updates are small\n", b"\n" + MAGIC])
+def test_what_was_not_shipped_is_not_overwritten(trained: Path, tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "u.zfu"
+    out.write_bytes(content)
+    said = r"u\.zfu is there and is no update of zeroforget's; name another file, or remove it first"
+    with pytest.raises(ModelError, match=said):
+        open_model(trained).ship(out)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"u.zfu": content}
+
+
+def test_an_earlier_update_is_overwritten(trained: Path, tmp_path: Path) -> None:
+    model, out = open_model(trained), tmp_path / "u.zfu"
+    out.touch()  # an empty file has nothing to lose
+    model.ship(out)
+    model.ship(out, since="low")
+    assert [name for name, _ in read_update(out).tasks] == ["middle"]
+    out.write_bytes(out.read_bytes()[:-9])  # half a one is one too
+    model.ship(out)
+    assert read_update(out).whole
+
+
+def test_a_file_that_may_not_be_read_is_left_alone(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "u.zfu"
+    out.write_bytes(MAGIC)
+
+    def denied(path: object) -> bool:
+        raise OSError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(update, "is_update", denied)
+    with pytest.raises(ModelError, match=r"u\.zfu is there and cannot be read \(Permission denied\); name another"):
+        open_model(trained).ship(out)
+    assert out.read_bytes() == MAGIC
 
 
 def test_an_update_through_a_pipe_is_not_waited_for(trained: Path, tmp_path: Path) -> None:

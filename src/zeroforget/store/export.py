@@ -7,8 +7,9 @@ import importlib
 import io
 import json
 import warnings
+import zipfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ TOLERANCE = 1e-5
 """How far another program's logits may be from ours, as a share of the largest (or of 1, if that is more)."""
 OPSET = 18
 _FORMS = {".onnx": "onnx", ".pt2": "torch"}
+_PRODUCER = "zeroforget"
+_ABOUT = "zeroforget.json"
+"""The file in a torch.export program that says what it is."""
 
 
 class FromPixels(nn.Module):
@@ -56,10 +60,10 @@ def export(model: Model, out: Path, task: str | int | None, form: str | None) ->
     chosen = list(model.tasks) if task is None else [model.task(task)]
     if not chosen:
         raise ModelError(f"{model.path} has no task to export")
-    check_output(out, model.path)
+    check_output(out, model.path, "export", is_export)
     if form is None:
         raise ModelError(f"{out.name} does not tell what to write: let it end in .onnx or .pt2, or name the format")
-    with output(out, model.path, out.suffix or f".{form}") as aside:
+    with output(out, out.suffix or f".{form}") as aside:
         if form == "torch":
             _torch(model, chosen[0], aside)
         elif task is None:
@@ -67,6 +71,18 @@ def export(model: Model, out: Path, task: str | int | None, form: str | None) ->
         else:
             _onnx(model, chosen[0], aside)
     return out
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file is a network that was exported here: ONNX names its producer first, a program holds `_ABOUT`."""
+    with path.open("rb") as file:
+        if b"\x12" + bytes([len(_PRODUCER)]) + _PRODUCER.encode() in file.read(32):  # field 2, of so many bytes
+            return True
+    try:
+        with zipfile.ZipFile(path) as program:
+            return any(PurePosixPath(name).match(f"extra*/{_ABOUT}") for name in program.namelist())
+    except Exception:  # no zip file, or a broken one
+        return False
 
 
 def _network(model: Model, task: TaskFacts) -> FromPixels:
@@ -84,7 +100,7 @@ def _program(model: Model, task: TaskFacts) -> torch.export.ExportedProgram:
 
 def _torch(model: Model, task: TaskFacts, out: Path) -> None:
     content = io.BytesIO()  # where its own writing of a file meets a full disk, it ends the process
-    torch.export.save(_program(model, task), content, extra_files={"zeroforget.json": json.dumps(_about(model, task))})
+    torch.export.save(_program(model, task), content, extra_files={_ABOUT: json.dumps(_about(model, task))})
     files.write(out, content.getvalue())
     with out.open("rb") as written:
         again = torch.export.load(io.BytesIO(written.read())).module()
@@ -92,10 +108,10 @@ def _torch(model: Model, task: TaskFacts, out: Path) -> None:
 
 
 def _onnx(model: Model, task: TaskFacts, out: Path) -> None:
-    onnx, runtime = _libraries()
+    _, runtime = _libraries()
     proto = _proto(model, task)
     _describe(proto, _about(model, task))
-    onnx.save(proto, out)
+    files.write(out, proto.SerializeToString())
     session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
     _check(model, task, functools.partial(_run, session))
 
@@ -178,7 +194,7 @@ def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
     proto = helper.make_model(branch, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     _describe(proto, {"tasks": [_about(model, task) for task in tasks]})
     onnx.checker.check_model(proto)
-    onnx.save(proto, out)
+    files.write(out, proto.SerializeToString())
     session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
     for index, task in enumerate(tasks):
         number = torch.tensor(index).numpy()
@@ -229,7 +245,7 @@ def _describe(proto: Any, about: dict[str, Any]) -> None:
     for key, value in about.items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    proto.producer_name = "zeroforget"
+    proto.producer_name = _PRODUCER
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -1,10 +1,10 @@
-"""A file that a model writes for others: whole or not at all, and never over the model's own files."""
+"""A file that a model writes for others: whole or not at all, and over nothing but its like."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,9 +24,11 @@ _OWN = {MODEL, "tasks", TRAINING, NAME}
 
 
 @contextmanager
-def output(out: Path, model: Path, ending: str = ".part") -> Iterator[Path]:
-    """A file to write beside `out`; it gets that name if nothing goes wrong, and is removed otherwise."""
-    check_output(out, model)
+def output(out: Path, ending: str = ".part") -> Iterator[Path]:
+    """A file to write beside `out`; it gets that name if nothing goes wrong, and is removed otherwise.
+
+    What lies at `out` goes then: `check_output` comes first.
+    """
     aside = out.with_name(f".{os.getpid()}-{out.stem[:40]}{ending}")
     try:
         yield aside
@@ -40,8 +42,8 @@ def output(out: Path, model: Path, ending: str = ".part") -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
-def check_output(out: Path, model: Path) -> None:
-    """Refuse a place where no file can be written, or that is the model's own."""
+def check_output(out: Path, model: Path, what: str, is_one: Callable[[Path], bool]) -> None:
+    """Refuse a place where no file can be written, that is the model's own, or that holds another kind of file."""
     if not out.parent.is_dir():
         raise ModelError(f"there is no folder {out.parent} to write {out.name} into; make it first")
     if out.is_dir():
@@ -51,3 +53,11 @@ def check_output(out: Path, model: Path) -> None:
     place, own = out.parent.resolve() / out.name, model.resolve()
     if place.is_relative_to(own) and place.relative_to(own).parts[0] in _OWN:
         raise ModelError(f"{out} belongs to the model itself; name another file to write")
+    try:
+        other = out.is_file() and out.stat().st_size > 0 and not is_one(out)
+    except OSError as error:
+        raise ModelError(
+            f"{out} is there and cannot be read ({error.strerror}); name another file, or remove it first"
+        ) from error
+    if other:
+        raise ModelError(f"{out} is there and is no {what} of zeroforget's; name another file, or remove it first")

@@ -50,7 +50,7 @@ class Update:
 def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts, ...]:
     """Write what was born after the task `since`, or the whole model; the tasks in it come back."""
     chain = folder.read()
-    check_output(out, folder.path)
+    check_output(out, folder.path, "update", is_update)
     after = 0 if since is None else chain.find(since).number
     tasks = chain.tasks[after:]
     if not tasks:
@@ -78,9 +78,15 @@ def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts,
             "files": [{"bytes": len(content), "sha256": sha256(content)} for content in contents],
         }
     )
-    with output(out, folder.path) as aside:
+    with output(out) as aside:
         files.write(aside, b"".join([MAGIC, len(header).to_bytes(8, "big"), header, *contents]))
     return tasks
+
+
+def is_update(path: Path) -> bool:
+    """Whether a file begins as updates do."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def read_update(path: Path) -> Update:
