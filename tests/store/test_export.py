@@ -101,6 +101,15 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["low.json", "low.ort", "low.txt", "low"])
+def test_with_a_format_the_ending_is_free(trained: Path, data: Path, tmp_path: Path, name: str) -> None:
+    """Libraries take some endings for other formats."""
+    model = open_model(trained)
+    images = pixels(model, data / "low")
+    plain = model.export(tmp_path / name, "low", form="onnx").rename(tmp_path / "low.onnx")
+    assert torch.allclose(run(plain, images), model.logits(images, "low"), rtol=0, atol=1e-5)
+
+
 OTHERS = {
     "notes": b"# Notes\n",
     "another program's network": b"\x08\x08\x12\x07pytorch\x1a\x062.13.0",

@@ -63,7 +63,7 @@ def export(model: Model, out: Path, task: str | int | None, form: str | None) ->
     check_output(out, model.path, "export", is_export)
     if form is None:
         raise ModelError(f"{out.name} does not tell what to write: let it end in .onnx or .pt2, or name the format")
-    with output(out, out.suffix or f".{form}") as aside:
+    with output(out, f".{form}") as aside:  # onnxruntime goes by the ending
         if form == "torch":
             _torch(model, chosen[0], aside)
         elif task is None:
