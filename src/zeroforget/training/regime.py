@@ -66,7 +66,7 @@ class Regime:
     """Which weights training ends with: those of the best validation loss; the most "accurate" ones; the "last".
 
     The loss of a network that is too sure of itself rises while its accuracy does too, so the first keeps weights from
-    early on. It is what the paper does, after HAT."""
+    early on. HAT's code does so, whose setup the paper follows."""
     patience: int = 5
     """Epochs without a better validation loss before the learning rate is divided."""
     decay: float = 3.0
