@@ -280,3 +280,18 @@ def test_a_chain_needs_one_shape_and_seeds_are_not_negative(tmp_path: Path) -> N
         with pytest.raises(ValueError, match="seed is 0 or more"):
             scenario("digits/5", seed=seed)
     assert scenario("digits/5", seed=2**32 - 1).tasks
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: scenario("mnist/5", root=""),
+        lambda: missing("mnist/5", root=""),
+        lambda: load("mnist", root=""),
+        lambda: load_folder(""),
+        lambda: load("folder:"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(use: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"^a path is empty; name a file or a folder, or \. for the current folder$"):
+        use()

@@ -356,6 +356,11 @@ def test_the_file_may_say_where_the_data_lie(tmp_path: Path) -> None:
     assert load(BASE + 'methods = ["finetuning"]\n', tmp_path).data_root is None
     with pytest.raises(ValueError, match="data_root"):
         load(text.replace('"../sets"', "3"), tmp_path)
+    assert load(text.replace("../sets", "."), tmp_path).data_root == tmp_path
+    with pytest.raises(ValueError, match=r"\.toml: data_root is empty; name a folder, or leave it out$"):
+        load(text.replace("../sets", ""), tmp_path)
+    with pytest.raises(ValueError, match=r"\.toml: data_root is empty; name a folder, or leave it out$"):
+        load(text, tmp_path, changes=["data_root="])
 
 
 def test_data_are_read_from_where_the_file_says(tmp_path: Path) -> None:

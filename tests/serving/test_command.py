@@ -109,6 +109,13 @@ def test_every_option_reaches_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen[1] == {"path": tmp_path, **usual}
 
 
+def test_a_folder_may_be_named_by_a_word_but_not_by_nothing(trained: Path) -> None:
+    assert serving.Server(str(trained)).catalog.folder.path == trained
+    for start in (serving.Server, serving.serve):
+        with pytest.raises(ValueError, match="a path is empty; name a file or a folder"):
+            start("")
+
+
 def test_it_stops_in_good_order_and_says_where_it_is(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs, told = list[uvicorn.Config](), list[str]()
 

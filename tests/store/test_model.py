@@ -135,6 +135,33 @@ def test_unknown_tasks_and_empty_folders(trained: Path, tmp_path: Path) -> None:
         open_model(tmp_path / "empty").verify()
 
 
+USES: dict[str, Callable[[Model], Any]] = {
+    "open": lambda model: open_model(""),
+    "learn": lambda model: model.learn("", "x"),
+    "weights": lambda model: model.learn("pictures", "x", weights=""),
+    "export": lambda model: model.export("", "low"),
+    "ship": lambda model: model.ship(""),
+    "receive": lambda model: model.receive(""),
+    "verify": lambda model: model.verify({"low": ""}),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_empty_path_is_not_the_current_folder(trained: Path, use: str) -> None:
+    with pytest.raises(ModelError, match=r"^a path is empty; name a file or a folder, or \. for the current folder$"):
+        USES[use](open_model(trained))
+
+
+def test_a_dot_is_the_current_folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    assert open_model(".").head == open_model(trained).head
+
+
+def test_weights_may_be_named_by_a_word(trained: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"w\.pt is no file; name one of weights"):
+        open_model(tmp_path / "new").learn(data / "low", "low", weights=str(tmp_path / "w.pt"), **QUICK)
+
+
 def test_probabilities_are_not_surer_than_they_are_right(trained: Path) -> None:
     for task in open_model(trained).tasks:
         assert 0.05 <= task.calibration.temperature <= 20

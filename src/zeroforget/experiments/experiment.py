@@ -127,8 +127,8 @@ class Experiment:
     ) -> Experiment:
         """Read a TOML file; `changes` are 'key=value' such as regime.lr=0.1 or ewc.strength=100."""
         raw = {"name": path.stem} | _read(path)
-        if isinstance(raw.get("data_root"), str):  # as seen from where the file lies
-            raw["data_root"] = str(path.parent / Path(raw["data_root"]).expanduser())
+        if isinstance(root := raw.get("data_root"), str) and root:  # as seen from where the file lies
+            raw["data_root"] = str(path.parent / Path(root).expanduser())
         for key in raw:
             known_key(key, _KEYS, str(path))
         raw["methods"] = _method_tables(raw.get("methods", {}), str(path))
@@ -164,7 +164,7 @@ class Experiment:
         made = Experiment(
             name=conform(raw["name"], str, f"{where}: name"),
             about=conform(raw.get("about", ""), str, f"{where}: about"),
-            data_root=None if "data_root" not in raw else Path(conform(raw["data_root"], str, f"{where}: data_root")),
+            data_root=_data_root(raw, where),
             scenarios=scenarios,
             network=network,
             methods=_choices(_method_tables(raw["methods"], where), where),
@@ -186,6 +186,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _data_root(raw: Mapping[str, Any], where: str) -> Path | None:
+    if "data_root" not in raw:
+        return None
+    if not (root := conform(raw["data_root"], str, f"{where}: data_root")):
+        raise ValueError(f"{where}: data_root is empty; name a folder, or leave it out")
+    return Path(root)
 
 
 def _check_folders(experiment: Experiment, where: str) -> None:

@@ -25,6 +25,7 @@ from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import TaskFacts, Unreadable
 from zeroforget.store.errors import TooManyPixels
+from zeroforget.store.files import as_path
 from zeroforget.store.names import kept_name
 
 PATHS = ("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json")
@@ -48,11 +49,11 @@ REFUSALS = {
 class Server:
     """A model's folder and all that serves it; `app` is the ASGI application."""
 
-    def __init__(self, path: Path, settings: Settings | None = None) -> None:
+    def __init__(self, path: str | Path, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self.catalog = Catalog(
-            path, poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds
+            as_path(path), poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds
         )
         self.batcher = Batcher(self.settings, self.metrics)
         self.waiting, self.held = 0, 0

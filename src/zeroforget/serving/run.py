@@ -56,7 +56,7 @@ def serve(
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve the model in a folder until SIGINT or SIGTERM. `ready` is told the address; port 0 takes a free one."""
-    server = Server(Path(path), settings)
+    server = Server(path, settings)
     sock = bound(host, port)
     logging.getLogger("zeroforget.serving").setLevel(logging.INFO)
     shown = f"[{host}]" if ":" in host else host

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from zeroforget.data.places import EMPTY
 from zeroforget.store.errors import ModelError
 
 ASIDE = ".aside-"
@@ -16,6 +17,13 @@ ASIDE = ".aside-"
 UNDONE = ".undone-"
 """How folders begin that are being removed."""
 _PART = 2**24
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """A path as it was given. An empty one, which Python takes for the current folder, is refused."""
+    if os.fspath(path) == "":
+        raise ModelError(EMPTY)
+    return Path(path)
 
 
 def write(path: Path, content: bytes) -> None:

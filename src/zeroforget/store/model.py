@@ -140,7 +140,7 @@ class Model:
     """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = files.as_path(path)
         self.folder = Folder(self.path)
         self._state: _State | None = None
         self.refresh()
@@ -288,7 +288,7 @@ class Model:
         """Prove that nothing has moved; with `data` (task → folder of class folders) also measure accuracy there."""
         if data is not None and not isinstance(data, Mapping):
             raise ModelError("data names a folder for each task to measure: verify({'birds': 'photos/birds'})")
-        return verify(self.folder, {name: Path(at) for name, at in (data or {}).items()})
+        return verify(self.folder, {name: files.as_path(at) for name, at in (data or {}).items()})
 
     # Change ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Model:
         **more: Any,
     ) -> TaskFacts:
         """Learn a task from a folder of class folders. `more` are fields of `Options`, instead of `options`."""
-        facts = learn(self.path, Path(pictures), task, options or Options.of(**more), watch or Watch())
+        facts = learn(self.path, files.as_path(pictures), task, options or Options.of(**more), watch or Watch())
         self.refresh()
         return facts
 
@@ -311,15 +311,15 @@ class Model:
         `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2."""
         from zeroforget.store.export import export
 
-        return export(self, Path(out), task, form)
+        return export(self, files.as_path(out), task, form)
 
     def ship(self, out: str | os.PathLike[str], since: str | int | None = None) -> tuple[TaskFacts, ...]:
         """Write what was born after a task (without one: the whole model) to one file."""
-        return self._reading(lambda state: ship(state.folder, Path(out), since))
+        return self._reading(lambda state: ship(state.folder, files.as_path(out), since))
 
     def receive(self, update: str | os.PathLike[str], *, watch: Watch | None = None) -> tuple[TaskFacts, ...]:
         """Add the tasks of an update; those that were new."""
-        new = receive(self.folder, Path(update), watch or Watch())
+        new = receive(self.folder, files.as_path(update), watch or Watch())
         self.refresh()
         return new
 

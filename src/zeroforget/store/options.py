@@ -12,6 +12,7 @@ from zeroforget.nets.registry import nearest
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
+from zeroforget.store.files import as_path
 from zeroforget.store.images import Told
 from zeroforget.training import Progress, Regime
 
@@ -60,6 +61,8 @@ class Options:
 
     def __post_init__(self) -> None:
         self._plain_numbers()
+        if self.weights is not None:  # from Python it may be a word
+            object.__setattr__(self, "weights", as_path(self.weights))
         if not 0 < self.held_out < 1:
             raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
         if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
