@@ -12,6 +12,54 @@ from rich.markup import escape
 from zeroforget.cli.app import MODEL, Align, app, as_path, errors
 from zeroforget.cli.printing import say
 
+Network = Annotated[
+    str,
+    typer.Option(
+        help="Its architecture: torchvision/resnet50, timm/convnext_tiny (any name that the library knows, where "
+        "it is installed), or one of ours (zeroforget networks lists them)."
+    ),
+]
+Weights = Annotated[
+    Path,
+    typer.Option(
+        help="Its state dict, head and all: a safetensors file, or a .pt or .pth file that holds only tensors.",
+        parser=as_path,
+    ),
+]
+Classes = Annotated[
+    Path | None, typer.Option(help="A text file: the name of each output, a line each.", parser=as_path)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="What a library's network was built with, if its weights do not tell: global_pool=max. The number of "
+        "classes and the size of its pictures are found.",
+    ),
+]
+Width = Annotated[float | None, typer.Option(help="The width of a network of ours, as a share of the published one.")]
+Size = Annotated[
+    int | None,
+    typer.Option(help="Pixels of each side of its pictures; by default 64 for ours, else the network's own or 224."),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        help="What it subtracts, for each channel, of pixels from 0 to 1; by default timm's for this network, or "
+        "ImageNet's: 0.485,0.456,0.406; with --gray their mean, 0.449."
+    ),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(help="What it divides by; by default likewise, or 0.229,0.224,0.225; with --gray 0.226."),
+]
+Keep = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose features shall not grow.")]
+Unknown = Annotated[
+    Literal["refuse", "keep"],
+    typer.Option(help="Refuse a network with features that cannot be followed, or keep those as they are."),
+]
+
 
 @app.command("adopt", rich_help_panel=MODEL)
 def adopt_command(
@@ -20,60 +68,17 @@ def adopt_command(
         Path, typer.Argument(help="Class folders of pictures to measure it by and to prove it with.", parser=as_path)
     ],
     task: Annotated[str, typer.Option("--task", "-t", help="What to call what it knows.")],
-    network: Annotated[
-        str,
-        typer.Option(
-            help="Its architecture: torchvision/resnet50, timm/convnext_tiny (any name that the library knows, where "
-            "it is installed), or one of ours (zeroforget networks lists them)."
-        ),
-    ],
-    weights: Annotated[
-        Path,
-        typer.Option(
-            help="Its state dict, head and all: a safetensors file, or a .pt or .pth file that holds only tensors.",
-            parser=as_path,
-        ),
-    ],
-    classes: Annotated[
-        Path | None, typer.Option(help="A text file: the name of each output, a line each.", parser=as_path)
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="What a library's network was built with, if its weights do not tell: global_pool=max. The number of "
-            "classes and the size of its pictures are found.",
-        ),
-    ] = None,
-    width: Annotated[
-        float | None, typer.Option(help="The width of a network of ours, as a share of the published one.")
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(
-            help="Pixels of each side of its pictures; by default 64 for ours, else the network's own or 224."
-        ),
-    ] = None,
+    network: Network,
+    weights: Weights,
+    classes: Classes = None,
+    settings: Settings = None,
+    width: Width = None,
+    size: Size = None,
     gray: Annotated[bool, typer.Option("--gray/--color", help="One channel, or three.")] = False,
-    mean: Annotated[
-        str | None,
-        typer.Option(
-            help="What it subtracts, for each channel, of pixels from 0 to 1; by default timm's for this network, or "
-            "ImageNet's: 0.485,0.456,0.406; with --gray their mean, 0.449."
-        ),
-    ] = None,
-    std: Annotated[
-        str | None,
-        typer.Option(help="What it divides by; by default likewise, or 0.229,0.224,0.225; with --gray 0.226."),
-    ] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="A module whose features shall not grow.")
-    ] = None,
-    unknown: Annotated[
-        Literal["refuse", "keep"],
-        typer.Option(help="Refuse a network with features that cannot be followed, or keep those as they are."),
-    ] = "refuse",
+    mean: Mean = None,
+    std: Std = None,
+    keep: Keep = None,
+    unknown: Unknown = "refuse",
     align: Align = None,
     seed: Annotated[int, typer.Option(help="Decides which pictures are kept as a proof.")] = 0,
 ) -> None:
