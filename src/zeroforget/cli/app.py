@@ -30,7 +30,9 @@ def as_path(text: str) -> Path:
     Of a ValueError typer would make a box; this is one line, as all other mistakes are.
     """
     if text == "":
-        raise OSError("a path is empty; name a file or a folder, or . for the current folder")
+        from zeroforget.data.paths import EMPTY  # with torch, for which nobody else should wait
+
+        raise OSError(EMPTY)
     return Path(text)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from zeroforget.data.cache import decoded
 from zeroforget.data.collection import Collection, DataError, Listing, Progress, Treatment
-from zeroforget.data.places import as_path, data_roots
+from zeroforget.data.paths import as_path
+from zeroforget.data.places import data_roots
 from zeroforget.data.readers.folder import read_folder
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
 
@@ -79,7 +80,7 @@ def load_folder(
     path: str | PathLike[str], size: int = 224, progress: Progress | None = None, name: str | None = None
 ) -> Collection:
     """A folder of class folders (or of `train` and `test` with class folders in them), resized to `size` square."""
-    folder = as_path(path)
+    folder = as_path(path).expanduser()
     entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, upright=True))
     try:
         return _collected(entry, folder, progress, official=False)

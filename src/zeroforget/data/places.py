@@ -6,24 +6,18 @@ import os
 from os import PathLike
 from pathlib import Path
 
+from zeroforget.data.paths import as_path
+
 DATA_VARIABLE = "ZEROFORGET_DATA"
 CACHE_VARIABLE = "ZEROFORGET_CACHE"
 SYSTEM = Path("/usr/share/datasets")  # where Debian's data packages lie
-EMPTY = "a path is empty; name a file or a folder, or . for the current folder"
-
-
-def as_path(path: str | PathLike[str]) -> Path:
-    """A path, with ~ for the user's folder. An empty one, which Python takes for the current folder, is refused."""
-    if os.fspath(path) == "":
-        raise ValueError(EMPTY)
-    return Path(path).expanduser()
 
 
 def data_roots(root: str | PathLike[str] | None = None) -> tuple[Path, ...]:
     """Folders to look for data sets in, the first of which downloads go to: the one given; else those of the variable
     ZEROFORGET_DATA (several with the path separator between); else the user's own and the system's."""
     if root is not None:
-        return (as_path(root),)
+        return (as_path(root).expanduser(),)
     named = os.environ.get(DATA_VARIABLE)
     if named:
         return tuple(Path(part).expanduser() for part in named.split(os.pathsep) if part)

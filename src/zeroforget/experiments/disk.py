@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from zeroforget.data.paths import in_the_way
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -59,10 +61,8 @@ def check_output(path: Path, what: str, is_one: Callable[[Path], bool]) -> None:
     """Refuse a place where nothing can be written, or where a file lies that is not of the kind to be written."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the name of a file to write")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file, and would be replaced by one; name another")
-    if path.is_file() and path.stat().st_size and not is_one(path):
-        raise ValueError(f"{path} is there and is no {what} of zeroforget's; name another file, or remove it first")
+    if (why := in_the_way(path, what, is_one)) is not None:
+        raise ValueError(why)
 
 
 def beginning(path: Path) -> str:

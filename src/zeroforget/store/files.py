@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from zeroforget.data.places import EMPTY
+from zeroforget.data import paths
 from zeroforget.store.errors import ModelError
 
 ASIDE = ".aside-"
@@ -20,10 +20,8 @@ _PART = 2**24
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """A path as it was given. An empty one, which Python takes for the current folder, is refused."""
-    if os.fspath(path) == "":
-        raise ModelError(EMPTY)
-    return Path(path)
+    """A path as it was given, unless it is empty."""
+    return paths.as_path(path, ModelError)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from zeroforget.data.paths import in_the_way
 from zeroforget.store import files
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, TRAINING
@@ -48,16 +49,8 @@ def check_output(out: Path, model: Path, what: str, is_one: Callable[[Path], boo
         raise ModelError(f"there is no folder {out.parent} to write {out.name} into; make it first")
     if out.is_dir():
         raise ModelError(f"{out} is a folder; name a file to write")
-    if out.exists() and not out.is_file():
-        raise ModelError(f"{out} is no regular file, and would be replaced by one; name another")
     place, own = out.parent.resolve() / out.name, model.resolve()
     if place.is_relative_to(own) and place.relative_to(own).parts[0] in _OWN:
         raise ModelError(f"{out} belongs to the model itself; name another file to write")
-    try:
-        other = out.is_file() and out.stat().st_size > 0 and not is_one(out)
-    except OSError as error:
-        raise ModelError(
-            f"{out} is there and cannot be read ({error.strerror}); name another file, or remove it first"
-        ) from error
-    if other:
-        raise ModelError(f"{out} is there and is no {what} of zeroforget's; name another file, or remove it first")
+    if (why := in_the_way(out, what, is_one)) is not None:
+        raise ModelError(why)
