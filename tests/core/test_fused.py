@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 from zeroforget import core
 from zeroforget.core import kernels, layers
 from zeroforget.core.births import Places
-from zeroforget.core.fused import Plan, fused
+from zeroforget.core.fused import Plan, fused, widths
 from zeroforget.core.grow import grow
 from zeroforget.core.kernels import Affine, positions
 from zeroforget.core.network import GrowingNetwork
@@ -32,7 +34,8 @@ def leaf(*shape: int) -> Tensor:
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    out, into = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    sizes = st.one_of(st.integers(1, 5), st.integers(9, 17))
+    out, into = draw(sizes), draw(sizes)
     new_out = torch.tensor(draw(st.lists(st.booleans(), min_size=out, max_size=out)))
     new_in = torch.tensor(draw(st.lists(st.booleans(), min_size=into, max_size=into)))
     covers = {"reused": ~new_out, "all": new_out | True, "none": new_out & False}[
@@ -85,7 +88,9 @@ def test_it_computes_what_autograd_computes(case: dict[str, Any]) -> None:
     if geometry is not None:
         given_x = given_x.contiguous(memory_format=torch.channels_last)
     given_x.requires_grad_()
-    fast = fused(given_x, rows, cols, weight.detach(), affine, plan)
+    more_out, more_in = (to - n for to, n in zip(widths((out, into)), (out, into), strict=True))
+    wide = F.pad(weight.detach(), [*[0] * (2 * weight.dim() - 4), 0, more_in, 0, more_out])
+    fast = fused(given_x, rows, cols, wide, affine, plan)
     torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
     parts = [t for t in (given_x, rows, cols, born, gamma, beta) if t is not None]
     if not fast.requires_grad:
@@ -105,22 +110,26 @@ def test_it_computes_what_autograd_computes(case: dict[str, Any]) -> None:
             torch.testing.assert_close(found[id(part)], target, rtol=1e-11, atol=1e-11)
 
 
-def network() -> nn.Module:
+def network(a: int = 6, b: int = 8, c: int = 5, d: int = 7) -> nn.Module:
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(6, 8, 3, bias=False), nn.ReLU()),
-        nn.Conv2d(8, 5, 1),
+        nn.Sequential(nn.Conv2d(3, a, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(a, b, 3, bias=False), nn.ReLU()),
+        nn.Conv2d(b, c, 1),
         nn.Flatten(),
-        nn.Linear(5 * 4, 7),
+        nn.Linear(c * 4, d),
         nn.ReLU(),
         nn.Dropout(0.0),
-        nn.Linear(7, 6),
+        nn.Linear(d, 6),
     ).double()
 
 
-def learned(fn: str) -> GrowingNetwork:
+NETWORKS = [network, functools.partial(network, 23, 14, 29, 37)]
+"""Few features, and odd numbers of them."""
+
+
+def learned(fn: str, make: Callable[[], nn.Module] = network) -> GrowingNetwork:
     torch.manual_seed(0)
-    net = grow(network(), torch.randn(2, 3, 8, 8, dtype=torch.float64), fn=fn, start=0.5, bridge="random")
+    net = grow(make(), torch.randn(2, 3, 8, 8, dtype=torch.float64), fn=fn, start=0.5, bridge="random")
     net.add_task("a", 3)
     net.add_task("b", 3, growth=0.3)
     for p in net.parameters():
@@ -129,8 +138,11 @@ def learned(fn: str) -> GrowingNetwork:
     return net.train()
 
 
+@pytest.mark.parametrize("make", NETWORKS, ids=["few", "odd"])
 @pytest.mark.parametrize("fn", ["reused", "all", "none"])
-def test_a_network_learns_alike_with_and_without_it(fn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_learns_alike_with_and_without_it(
+    fn: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     y = torch.tensor([0, 1, 2, 0])
     used: list[object] = []
@@ -141,7 +153,7 @@ def test_a_network_learns_alike_with_and_without_it(fn: str, monkeypatch: pytest
 
     gradients = []
     for fuse in (False, True):
-        net = learned(fn)
+        net = learned(fn, make)
         with monkeypatch.context() as patch:
             if fuse:
                 patch.setattr(layers, "fits", always)
@@ -152,6 +164,28 @@ def test_a_network_learns_alike_with_and_without_it(fn: str, monkeypatch: pytest
     assert len(used) == 5
     assert all(g is not None for g in gradients[0].values())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
+
+
+def test_a_weight_in_room_for_more_follows_its_newborn_parts() -> None:
+    net = learned("reused", NETWORKS[1])
+    weights = [(layer, layer.grown) for layer in net.modules() if isinstance(layer, layers.GrowingLayer)]
+    assert any(widths(grown.value.shape) != grown.value.shape[:2] for _, grown in weights)
+    for _, grown in weights:
+        wanted = widths(grown.value.shape)
+        for dtype in (torch.float64, torch.bfloat16):  # double precision stays
+            first = grown.synced(dtype, wanted)
+            assert first.shape == (*wanted, *grown.value.shape[2:])
+            for part in (grown.rows, grown.cols):
+                if part is not None:
+                    part.data += 1.0
+            again = grown.synced(dtype, wanted)
+            assert again.data_ptr() == first.data_ptr()
+            whole = grown.whole().detach()
+            outputs, inputs = whole.shape[:2]
+            assert torch.equal(again[:outputs, :inputs], whole)
+            assert not again[outputs:].any()
+            assert not again[:, inputs:].any()
+        assert torch.equal(grown.synced(), grown.whole())
 
 
 def test_a_rectifier_runs_inside_its_layer_only_where_nothing_else_reads_it() -> None:
@@ -237,19 +271,25 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
             assert_alike(gpu.vectors(there), vectors)
         vectors_there = kernels.Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
         y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
-        out, mine = y.clone(), y.to(device)
+        out, mine = y.clone(), y.clone().to(device)
         kernels.finish(out, vectors, relu)
-        gpu.finish(mine, vectors_there, relu)
+        gpu.finish(mine, vectors_there, relu, mine)
         torch.testing.assert_close(mine.cpu(), out)
+        wider = F.pad(y.to(device), (0, 4), value=torch.nan)
+        cut = torch.empty_like(mine)
+        gpu.finish(wider, vectors_there, relu, cut)
+        assert torch.equal(cut, mine)
         broken = torch.full_like(mine, torch.nan)
-        gpu.finish(broken, vectors_there, relu)
+        gpu.finish(broken, vectors_there, relu, broken)
         assert broken.isnan().all()  # as torch's own: training that diverged must show it
-        mine, sums = gpu.unfinish(g.to(device), out.to(device), vectors_there, relu)
-        twin, expected = kernels.unfinish(g, out, vectors, relu)
-        torch.testing.assert_close(mine.cpu(), twin)
-        assert (sums is None) == (expected is None)
-        if sums is not None:
-            assert_alike(sums, expected, bound)
+        apart = F.pad(g.to(device), (0, 3), value=torch.nan)[:, :columns]
+        for given_g, wide in ((g.to(device), columns), (apart, columns + 5)) if relu or scaled else ():
+            mine, sums = gpu.unfinish(given_g, out.to(device), vectors_there, relu, wide)
+            twin, expected = kernels.unfinish(g, out, vectors, relu, wide)
+            torch.testing.assert_close(mine.cpu(), twin)
+            assert (sums is None) == (expected is None)
+            if sums is not None:
+                assert_alike(sums, expected, bound)
         mine, total = gpu.gather(g.to(device), born, 8, True)
         twin, wanted = kernels.gather(g, born, 8, True)
         assert torch.equal(mine.cpu(), twin)

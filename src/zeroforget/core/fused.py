@@ -3,10 +3,15 @@
 The product is the library's; everything else of a step is one pass over the outputs there and one back (`kernels.py`).
 The gradient of the newborn blocks reads copies of a few channels, padded to what matrix units like; the gradient with
 respect to all outputs is read whole, since a slice of its channels would be a copy.
+
+Products of odd widths are slow on matrix units. A weight that comes in room for more (`widths`) is multiplied as it is,
+zeros included: inputs get zeros to match, what too many outputs hold is dropped in the pass that is made anyway, and
+on the way back both the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +26,12 @@ from zeroforget.core.ops import Block, Geometry, apply, autocast_dtype, cast, in
 
 _ALIGNED = 8
 """Channels that a convolution takes are padded to a multiple of this."""
+
+
+def widths(shape: Sequence[int]) -> tuple[int, int]:
+    """With how many outputs and inputs a product of this shape is computed: multiples, but a few stay as few."""
+    outputs, inputs = (n if n <= _ALIGNED else -(-n // _ALIGNED) * _ALIGNED for n in shape[:2])
+    return outputs, inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,15 +75,17 @@ class _Fused(torch.autograd.Function):
         affine: Affine,
         plan: Plan,
     ) -> Tensor:
-        ctx.plan, ctx.input_dtype, ctx.shape = plan, x.dtype, x.shape
+        ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
         ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
         dtype = autocast_dtype(x)
-        x, weight = cast(x, dtype), cast(weight, dtype)
+        x, weight = _wider(cast(x, dtype), weight.shape[1]), cast(weight, dtype)
+        ctx.shape = x.shape
         out = apply(x, weight, None, plan.geometry)
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
         ctx.vectors = kernels.vectors(affine)
-        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu)
+        flat = kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu, len(affine.born_at))
+        out = kernels.like(flat, out)
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
         kept: Tensor | None = x
         ctx.whole = rows is not None
@@ -91,18 +104,17 @@ class _Fused(torch.autograd.Function):
         block, geometry = plan.block, plan.geometry
         need_x, need_rows, need_cols, need_born = ctx.needs_input_grad[:4]
         grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
-        g = g.contiguous() if geometry is None else g.contiguous(memory_format=torch.channels_last)
-        flat, sums = kernels.unfinish(
-            kernels.matrix(g), None if out is None else kernels.matrix(out), ctx.vectors, plan.relu
-        )
+        g = _side_by_side(g)
+        left = None if out is None else kernels.matrix(out)
+        flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
         gy = kernels.like(flat, g)
         if need_x:
-            grad_x = input_gradient(gy, weight, ctx.shape, geometry).to(ctx.input_dtype)
+            grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
         if need_rows or need_born:
             new, total = _channels(gy, block.new_out, plan, sums=need_born and sums is None)
             grad_born = total
             if need_rows:
-                grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out)]
+                grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out), : ctx.inputs]
         if need_cols:
             new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
             grad_cols = _weight_part(gy, new_x, weight, geometry)
@@ -113,6 +125,25 @@ class _Fused(torch.autograd.Function):
         grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
         cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
         return (grad_x, *cast_back, None, None, None)
+
+
+def _wider(x: Tensor, columns: int) -> Tensor:
+    """x with features of zeros behind its own."""
+    own = x.shape[1]
+    if own == columns:
+        return x
+    return kernels.like(kernels.gather(kernels.matrix(x), kernels.every(own), columns, False)[0], x)
+
+
+def _side_by_side(g: Tensor) -> Tensor:
+    """The same, the features of each position side by side; there may be gaps between positions."""
+    if g.dim() == 2:
+        return g if g.stride(1) == 1 and g.stride(0) >= g.shape[1] else g.contiguous()
+    _, features, height, width = g.shape
+    apart = g.stride(3)
+    if apart >= features and g.stride() == (height * width * apart, 1, width * apart, apart):
+        return g
+    return g.contiguous(memory_format=torch.channels_last)
 
 
 def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:

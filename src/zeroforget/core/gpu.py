@@ -41,14 +41,16 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(made[1], made[2], made[0]) if gamma is not None else Vectors(shift=made[0])
 
 
-def finish(y: Tensor, given: Vectors, relu: bool) -> None:
-    """As `kernels.finish`."""
+def finish(y: Tensor, given: Vectors, relu: bool, out: Tensor) -> None:
+    """As `kernels.finish`, into `out`."""
     spare = y if given.shift is None else given.shift
-    _finish[(triton.cdiv(y.numel(), _TILE),)](
+    _finish[(triton.cdiv(out.numel(), _TILE),)](
         y,
+        out,
         spare if given.scale is None else given.scale,
         spare,
-        y.numel(),
+        out.numel(),
+        out.shape[1],
         y.shape[1],
         SCALED=given.scale is not None,
         SHIFTED=given.shift is not None,
@@ -57,15 +59,13 @@ def finish(y: Tensor, given: Vectors, relu: bool) -> None:
     )
 
 
-def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple[Tensor, Sums | None]:
-    """As `kernels.unfinish`."""
+def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool, wide: int) -> tuple[Tensor, Sums | None]:
+    """As `kernels.unfinish`, where there is something to do; y had `wide` columns."""
     rows, columns = g.shape
     scaled = given.scale is not None
-    if not scaled and not relu:
-        return g, None
     assert out is not None
-    gy = torch.empty_like(g)
-    shape = _Shape(rows, columns)
+    gy = g.new_empty((rows, wide))
+    shape = _Shape(rows, wide)
     partial = g.new_empty((2, shape.parts, columns) if scaled else (1,), dtype=torch.float32)
     _unfinish[(shape.parts, shape.across)](
         g,
@@ -75,6 +75,8 @@ def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple
         partial,
         rows,
         columns,
+        g.stride(0),
+        wide,
         shape.each,
         shape.parts,
         SCALED=scaled,
@@ -195,25 +197,25 @@ def _vectors(
 
 @triton.jit
 def _finish(
-    y, scale, shift, total, columns,
+    y, out, scale, shift, total, columns, stride,
     SCALED: tl.constexpr, SHIFTED: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     column = i % columns
-    value = tl.load(y + i, mask=inside).to(tl.float32)
+    value = tl.load(y + i // columns * stride + column, mask=inside).to(tl.float32)
     if SCALED:
         value = value * tl.load(scale + column, mask=inside)
     if SHIFTED:
         value = value + tl.load(shift + column, mask=inside)
     if RELU:
         value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
-    tl.store(y + i, value.to(y.dtype.element_ty), mask=inside)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _unfinish(
-    g, out, scale, gy, partial, rows, columns, each, parts,
+    g, out, scale, gy, partial, rows, columns, stride, wide, each, parts,
     SCALED: tl.constexpr, RELU: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
@@ -226,16 +228,16 @@ def _unfinish(
     for step in range(0, each, TILE):
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
         inside = (row < rows)[:, None] & exists[None, :]
-        at = row[:, None] * columns + column[None, :]
-        m = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(g + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(out + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
         if RELU:
             m = tl.where(value > 0, m, 0.0)
         if SCALED:
             total += m
             moment += m * value
             m = m * factor[None, :]
-        tl.store(gy + at, m.to(gy.dtype.element_ty), mask=inside)
+        within = (row < rows)[:, None] & (column < wide)[None, :]
+        tl.store(gy + row[:, None] * wide + column[None, :], m.to(gy.dtype.element_ty), mask=within)
     if SCALED:
         tl.store(partial + part * columns + column, tl.sum(total, 0), mask=exists)
         tl.store(partial + (parts + part) * columns + column, tl.sum(moment, 0), mask=exists)

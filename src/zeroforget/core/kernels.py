@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zeroforget.core.births import Places
 
@@ -33,7 +34,7 @@ def works(device: torch.device) -> bool:
 
         y = torch.zeros(1, 1, device=device)
         with torch.cuda.device_of(y):
-            gpu.finish(y, Vectors(), relu=True)
+            gpu.finish(y, Vectors(), True, y)
     except Exception as error:  # a compiler's, a driver's or the system's
         warnings.warn(f"Triton does not work here, so learning goes the plain, slower way: {error}", stacklevel=2)
         return False
@@ -112,21 +113,26 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(scale, beta, beta if bias is None else beta + scale * bias)
 
 
-def finish(y: Tensor, given: Vectors, relu: bool) -> None:
-    """y ← relu(scale · y + shift) in place, each part only where there is one."""
+def finish(y: Tensor, given: Vectors, relu: bool, columns: int | None = None) -> Tensor:
+    """relu(scale · y + shift) of the first columns (None: of all), each part only where there is one.
+
+    In place where all columns are meant, else a matrix of its own.
+    """
+    whole = columns is None or columns == y.shape[1]
     if given.shift is None and not relu:
-        return
+        return y if whole or columns is None else gather(y, every(columns), columns, False)[0]
+    out = y if whole or columns is None else y.new_empty((y.shape[0], columns))
     if on_gpu(y):
         from zeroforget.core import gpu
 
-        gpu.finish(y, given, relu)
-        return
-    wide = y.to(_wide(y))
+        gpu.finish(y, given, relu, out)
+        return out
+    wide = y[:, : out.shape[1]].to(_wide(y))
     if given.scale is not None:
         wide = wide * given.scale
     if given.shift is not None:
         wide = wide + given.shift
-    y.copy_(wide.clamp(min=0) if relu else wide)
+    return out.copy_(wide.clamp(min=0) if relu else wide)
 
 
 @dataclass(frozen=True)
@@ -138,26 +144,39 @@ class Sums:
     bias: Tensor
 
 
-def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple[Tensor, Sums | None]:
-    """Back through `finish`: the gradient of y and, where there is a scale, the sums. `out` is what `finish` left.
+def unfinish(
+    g: Tensor, out: Tensor | None, given: Vectors, relu: bool, columns: int | None = None
+) -> tuple[Tensor, Sums | None]:
+    """Back through `finish`: the gradient of y and, where there is a scale, the sums. `out` is what `finish` left, and
+    y had so many columns (None: as many); those that were not meant get zeros. Rows of g may lie apart.
 
     With m the gradient behind the rectifier: dβ = Σ m, db = γ Σ m, dγ = Σ m (y + b) = (Σ m · out − β Σ m) / γ.
     """
+    columns = g.shape[1] if columns is None else columns
+    if given.scale is None and not relu:
+        same = g.shape[1] == columns and g.is_contiguous()
+        return (g if same else gather(g, every(g.shape[1]), columns, False)[0]), None
     if on_gpu(g):
         from zeroforget.core import gpu
 
-        return gpu.unfinish(g, out, given, relu)
+        return gpu.unfinish(g, out, given, relu, columns)
+    behind = (0, columns - g.shape[1])
     m = g.to(_wide(g))
     if relu:
         assert out is not None
         m = m * (out > 0)
     if given.scale is None or given.beta is None:
-        return m.to(g.dtype), None
+        return F.pad(m.to(g.dtype), behind), None
     assert out is not None
     total, moment = m.sum(0), (m * out).sum(0)
     by_scale = torch.where(given.scale == 0, 0.0, (moment - given.beta * total) / given.scale)
     sums = Sums(by_scale, total, given.scale * total)
-    return (m * given.scale).to(g.dtype), sums
+    return F.pad((m * given.scale).to(g.dtype), behind), sums
+
+
+def every(columns: int) -> Places:
+    """The first so many places."""
+    return Places(torch.arange(columns), 0)
 
 
 def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
@@ -186,7 +205,7 @@ def pool(x: Tensor) -> Tensor:
         from zeroforget.core import gpu
 
         return gpu.pool(x)
-    return torch.nn.functional.max_pool2d(x, 2)
+    return F.max_pool2d(x, 2)
 
 
 def unpool(g: Tensor, x: Tensor) -> Tensor:
@@ -195,7 +214,7 @@ def unpool(g: Tensor, x: Tensor) -> Tensor:
         from zeroforget.core import gpu
 
         return gpu.unpool(g, x)
-    _, where = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    _, where = F.max_pool2d(x, 2, return_indices=True)
     grad: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
     return grad
 

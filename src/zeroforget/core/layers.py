@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.core.births import Places, select
-from zeroforget.core.fused import Plan, fits, fused
+from zeroforget.core.fused import Plan, fits, fused, widths
 from zeroforget.core.kernels import Affine, positions
 from zeroforget.core.labels import Label, births_of
 from zeroforget.core.ops import Geometry, Scaling, autocast_dtype, grown
@@ -137,7 +137,8 @@ class GrowingLayer(nn.Module):
             x, geometry = self._geometry(x)
         if fits(x, geometry) and (self.folds or not (len(norm.covered) or self.relu)):
             plan, affine = self._fuse(norm, geometry, x.device)
-            return fused(x, self.grown.rows, self.grown.cols, self.grown.synced(autocast_dtype(x)), affine, plan)
+            weight = self.grown.synced(autocast_dtype(x), widths(self.grown.value.shape))
+            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan)
         y = self._plainly(x, norm, geometry)
         return F.relu(y) if self.relu else y
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from zeroforget.core.births import Places, select
 from zeroforget.core.labels import Label, axis_names, births_of
@@ -166,21 +167,26 @@ class GrowingTensor(nn.Module):
         """Copy the newborn values into the whole."""
         self._write(self.value.data)
 
-    def synced(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The whole with the newborn values in it, in a lower precision if asked for: its frozen part is converted once
-        and kept, so that a step converts only what is newborn."""
-        if dtype is None or dtype == self.value.dtype or self.value.dtype == torch.float64:
+    def synced(self, dtype: torch.dtype | None = None, room: tuple[int, ...] = ()) -> Tensor:
+        """The whole with the newborn values in it, in a lower precision if asked for, or in room for more along its
+        first dimensions, zeros there: its frozen part is copied once and kept, so that a step copies only the new."""
+        own = self.value
+        dtype = own.dtype if dtype is None or own.dtype == torch.float64 else dtype
+        shape = torch.Size([*room, *own.shape[len(room) :]])
+        if dtype == own.dtype and shape == own.shape:
             if self.rows is not None and not len(self.block.old_out):  # all is newborn: nothing to copy
                 return self.rows.data
             self.sync()
-            return self.value
-        if self._low is None or self._low.dtype != dtype or self._low.device != self.value.device:
+            return own
+        low = self._low
+        if low is None or (low.dtype, low.device, low.shape) != (dtype, own.device, shape):
             self.sync()
             with torch.inference_mode(False):  # it is kept for steps that are not
-                self._low = self.value.to(dtype)
+                behind = [(0, more - n) for n, more in zip(reversed(own.shape), reversed(shape), strict=True)]
+                self._low = low = F.pad(own.to(dtype), [size for pair in behind for size in pair])
         else:
-            self._write(self._low.data)
-        return self._low
+            self._write(low.data[tuple(slice(size) for size in own.shape)])
+        return low
 
     def _write(self, whole: Tensor) -> None:
         """Through `.data`: a forward between another forward and its backward writes the same values again, which must
