@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 
@@ -164,3 +164,39 @@ def test_quick_networks_agree_with_double_precision() -> None:
 def test_only_recorded_steps_are_quick(recorded: bool) -> None:
     method = registry.build("finetuning", build("lenet", (1, 16, 16)), torch.zeros(2, 1, 16, 16)).to("cuda")
     assert isinstance(method.computing(recorded), Quick) == recorded
+
+
+@pytest.mark.parametrize("align", [1, 8])
+@pytest.mark.parametrize("quick", [False, True])
+def test_gradients_found_beside_each_other_are_those_found_in_turn(quick: bool, align: int) -> None:
+    """While a step is recorded, a layer's gradients are found at the same time; otherwise one after the other."""
+    shape = (3, 64, 64)
+    net = growing("vgg16-tiny", shape, align)
+    model: torch.nn.Module = build("vgg16-tiny", shape, width=0.5, dropout=0.0).cuda() if quick else net
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    x = torch.randn(16, *shape, device="cuda").contiguous(memory_format=torch.channels_last)
+    parameters = list(model.parameters())
+
+    def gradients() -> list[Tensor]:
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+            with Quick() if quick else nullcontext():
+                y = model(x) if quick else net(x, "b")
+            loss = y.float().sin().sum()
+        return list(torch.autograd.grad(loss, parameters))
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            wanted = [g.clone() for g in gradients()]
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = gradients()
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

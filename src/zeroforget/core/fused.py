@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zeroforget.core import kernels
+from zeroforget.core.beside import Beside
 from zeroforget.core.births import Places
 from zeroforget.core.kernels import Affine
 from zeroforget.core.ops import Block, Geometry, apply, autocast_dtype, cast, input_gradient, weight_gradient
@@ -108,22 +109,23 @@ class _Fused(torch.autograd.Function):
         left = None if out is None else kernels.matrix(out)
         flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
         gy = kernels.like(flat, g)
-        if need_x:
-            grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
-        if need_rows or need_born:
-            new, total = _channels(gy, block.new_out, plan, sums=need_born and sums is None)
-            grad_born = total
-            if need_rows:
-                grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out), : ctx.inputs]
-        if need_cols:
-            new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
-            grad_cols = _weight_part(gy, new_x, weight, geometry)
-            grad_cols = block.old_out.take(grad_cols, 0).narrow(1, 0, len(block.new_in))
-        if sums is not None:
-            grad_gamma, grad_beta = plan.covered.take(sums.gamma, 0), plan.covered.take(sums.beta, 0)
-            grad_born = block.new_out.take(sums.bias, 0) if need_born else None
-        grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
-        cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
+        with Beside(g) as beside:
+            with beside.aside():
+                if need_rows or need_born:
+                    new, grad_born = _channels(gy, block.new_out, plan, sums=need_born and sums is None)
+                    if need_rows:
+                        grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out), : ctx.inputs]
+                if need_cols:
+                    new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
+                    grad_cols = _weight_part(gy, new_x, weight, geometry)
+                    grad_cols = block.old_out.take(grad_cols, 0).narrow(1, 0, len(block.new_in))
+                if sums is not None:
+                    grad_gamma, grad_beta = plan.covered.take(sums.gamma, 0), plan.covered.take(sums.beta, 0)
+                    grad_born = block.new_out.take(sums.bias, 0) if need_born else None
+                grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
+                cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
+            if need_x:
+                grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
         return (grad_x, *cast_back, None, None, None)
 
 

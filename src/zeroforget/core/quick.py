@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from zeroforget.core import kernels
+from zeroforget.core.beside import Beside
 from zeroforget.core.ops import Geometry, apply, autocast_dtype, cast, convolution_backward
 
 
@@ -228,13 +229,18 @@ class _Biased(torch.autograd.Function):
         if ctx.relu:
             flat, _ = kernels.unfinish(kernels.matrix(g), kernels.matrix(out), kernels.Vectors(), relu=True)
             g = kernels.like(flat, g)
-        grads: list[Tensor | None] = [None, None, None]
-        if need_x or need_weight:
-            found = convolution_backward(g, x, weight, ctx.geometry, [need_x, need_weight, False])
-            grads[:2] = [part if need else None for part, need in zip(found, (need_x, need_weight), strict=False)]
-        if need_bias:
-            grads[2] = kernels.totals(kernels.matrix(g))
-        return (*(t if t is None else t.to(d) for t, d in zip(grads, ctx.dtypes, strict=True)), None, None)
+        by_x, by_weight, by_bias = ctx.dtypes
+        grad_x = grad_weight = grad_bias = None
+        with Beside(g) as beside:
+            with beside.aside():
+                if need_weight:
+                    found = convolution_backward(g, x, weight, ctx.geometry, [False, True, False])
+                    grad_weight = found[1].to(by_weight)
+                if need_bias:
+                    grad_bias = kernels.totals(kernels.matrix(g)).to(by_bias)
+            if need_x:
+                grad_x = convolution_backward(g, x, weight, ctx.geometry, [True, False, False])[0].to(by_x)
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -251,11 +257,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
-        return (
-            g.mm(weight).to(ctx.dtype) if need_x else None,
-            _wide(g.t(), x) if need_weight else None,
-            g.sum(0, dtype=torch.float32) if need_bias else None,
-        )
+        with Beside(g) as beside:
+            with beside.aside():
+                grad_weight = _wide(g.t(), x) if need_weight else None
+                grad_bias = g.sum(0, dtype=torch.float32) if need_bias else None
+            grad_x = g.mm(weight).to(ctx.dtype) if need_x else None
+        return grad_x, grad_weight, grad_bias
 
 
 class _Pooled(torch.autograd.Function):
