@@ -1,6 +1,7 @@
 """Two parts of a recorded step at the same time: while a GPU finds a layer's input gradient, its weight gradients too.
 
-The gradients of a few newborn features do not fill a GPU, and the layers below do not wait for them.
+The gradients of a few newborn features do not fill a GPU, and the layers below do not wait for them. Nor do the first
+layers wait for what later ones make of their parameters.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Beside:
     """
 
     def __init__(self, x: Tensor) -> None:
-        recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        self._here = torch.cuda.current_stream(x.device) if recorded else None
+        self.recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        self._here = torch.cuda.current_stream(x.device) if self.recorded else None
         self._there: torch.cuda.Stream | None = None
 
     def __enter__(self) -> Beside:

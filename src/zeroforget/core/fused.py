@@ -54,9 +54,18 @@ def fits(x: Tensor, geometry: Geometry | None) -> bool:
     return x.dim() == 4 and geometry.groups == 1 and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def fused(x: Tensor, rows: Tensor | None, cols: Tensor | None, weight: Tensor, affine: Affine, plan: Plan) -> Tensor:
-    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already."""
-    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan)
+def fused(
+    x: Tensor,
+    rows: Tensor | None,
+    cols: Tensor | None,
+    weight: Tensor,
+    affine: Affine,
+    plan: Plan,
+    made: kernels.Vectors | None = None,
+) -> Tensor:
+    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already, and
+    `made`, if it is there, those of `affine`."""
+    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan, made)
     with torch.cuda.device_of(x):  # kernels are launched on the current device, be it x's or not
         out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
     return out
@@ -75,6 +84,7 @@ class _Fused(torch.autograd.Function):
         weight: Tensor,
         affine: Affine,
         plan: Plan,
+        made: kernels.Vectors | None,
     ) -> Tensor:
         ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
         ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
@@ -84,7 +94,7 @@ class _Fused(torch.autograd.Function):
         out = apply(x, weight, None, plan.geometry)
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
-        ctx.vectors = kernels.vectors(affine)
+        ctx.vectors = kernels.vectors(affine) if made is None else made
         flat = kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu, len(affine.born_at))
         out = kernels.like(flat, out)
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
@@ -126,7 +136,7 @@ class _Fused(torch.autograd.Function):
                 cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
             if need_x:
                 grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
-        return (grad_x, *cast_back, None, None, None)
+        return (grad_x, *cast_back, None, None, None, None)
 
 
 def _wider(x: Tensor, columns: int) -> Tensor:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zeroforget.core.beside import Beside
 from zeroforget.core.births import Places, select
 from zeroforget.core.fused import Plan, fits, fused, widths
-from zeroforget.core.kernels import Affine, positions
+from zeroforget.core.kernels import Affine, Vectors, positions, vectors
 from zeroforget.core.labels import Label, births_of
 from zeroforget.core.ops import Geometry, Scaling, autocast_dtype, grown
 from zeroforget.core.tensors import GrowingTensor
@@ -83,6 +86,7 @@ class GrowingLayer(nn.Module):
         """Whether the rectifier behind this layer runs as part of it."""
         self._room: Scaling | None = None
         self._fused: tuple[Plan, Tensor, Tensor] | None = None
+        self._ready: _Ready | None = None
         self._remembered = {k: getattr(plain, k) for k in _REMEMBERED if hasattr(plain, k)}
         self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
 
@@ -135,10 +139,10 @@ class GrowingLayer(nn.Module):
         geometry = None
         if self._numbers is not None:
             x, geometry = self._geometry(x)
-        if fits(x, geometry) and (self.folds or not (len(norm.covered) or self.relu)):
+        if fits(x, geometry) and self._fuses(norm):
             plan, affine = self._fuse(norm, geometry, x.device)
-            weight = self.grown.synced(autocast_dtype(x), widths(self.grown.value.shape))
-            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan)
+            weight, made = self._values(autocast_dtype(x), x.device)
+            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan, made)
         y = self._plainly(x, norm, geometry)
         return F.relu(y) if self.relu else y
 
@@ -156,6 +160,31 @@ class GrowingLayer(nn.Module):
         assert norm.shift is not None
         learned = (self._scaling(norm, autocast_dtype(x)), norm.scale, norm.shift)
         return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned)
+
+    def _fuses(self, norm: FeatureNorm) -> bool:
+        return self.folds or not (len(norm.covered) or self.relu)
+
+    def make_ready(self, dtype: torch.dtype | None, device: torch.device) -> None:
+        """Bring what the fused operator reads of the parameters into place, before the layer's turn and on the current
+        stream; for a layer that has had a turn before."""
+        norm = self.norms[-1]
+        assert isinstance(norm, FeatureNorm)
+        if self._fused is not None and self._fuses(norm):
+            _, affine = self._fuse(norm, self._fused[0].geometry, device)
+            weight = self.grown.synced(dtype, widths(self.grown.value.shape))
+            made = vectors(affine)
+            self._ready = _Ready(dtype, weight, made, torch.cuda.current_stream(device).record_event())
+
+    def forget_ready(self) -> None:
+        """Parameters may change from now on."""
+        self._ready = None
+
+    def _values(self, dtype: torch.dtype | None, device: torch.device) -> tuple[Tensor, Vectors | None]:
+        """The whole weight in this precision and, where they are ready, scale and shift."""
+        if self._ready is None or self._ready.dtype != dtype:
+            return self.grown.synced(dtype, widths(self.grown.value.shape)), None
+        torch.cuda.current_stream(device).wait_event(self._ready.done)
+        return self._ready.weight, self._ready.made
 
     def _fuse(self, norm: FeatureNorm, geometry: Geometry | None, device: torch.device) -> tuple[Plan, Affine]:
         """What the fused operator needs to know, kept from step to step."""
@@ -191,7 +220,7 @@ class GrowingLayer(nn.Module):
         return room
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_room": None, "_fused": None}
+        return self.__dict__ | {"_room": None, "_fused": None, "_ready": None}
 
     def refresh(self) -> None:
         """Fold the normalization in only while its scales are away from zero, by which its gradient divides."""
@@ -224,6 +253,31 @@ class GrowingLayer(nn.Module):
             scale, shift = norm.vectors(weight.shape[0])
             folded = weight * scale.view(-1, *[1] * (weight.dim() - 1))
             return folded, shift.clone() if bias is None else bias * scale + shift
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """What a layer reads of its parameters, made on another stream, and when it is done."""
+
+    dtype: torch.dtype | None
+    weight: Tensor
+    made: Vectors
+    done: torch.cuda.Event
+
+
+@contextmanager
+def ahead(net: nn.Module, x: Tensor) -> Iterator[None]:
+    """While a step is recorded, every layer's parameters are brought into place beside the work of the first ones."""
+    with Beside(x) as beside:
+        layers = [layer for layer in net.modules() if isinstance(layer, GrowingLayer)] if beside.recorded else []
+        with beside.aside():
+            for layer in layers:
+                layer.make_ready(autocast_dtype(x), x.device)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.forget_ready()
 
 
 def _normalize(y: Tensor, norm: FeatureNorm, dim: int) -> Tensor:

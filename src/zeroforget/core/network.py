@@ -17,7 +17,7 @@ from zeroforget.core.axes import Axes
 from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, replace, replace_kept, set_tensor
 from zeroforget.core.growth import Room, as_growth, whole
 from zeroforget.core.labels import births_of, label_size
-from zeroforget.core.layers import GrowingLayer, GrowingNorm, bits, seal, tie, unseal
+from zeroforget.core.layers import GrowingLayer, GrowingNorm, ahead, bits, seal, tie, unseal
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.records import GrowthOverhead, TaskRecord
 from zeroforget.core.tensors import GrowingTensor
@@ -275,7 +275,8 @@ class GrowingNetwork(nn.Module):
 
     def _learning(self, x: Tensor) -> Tensor:
         self._inject()
-        features = self.body(x)
+        with ahead(self.body, x):
+            features = self.body(x)
         if not isinstance(features, Tensor):
             returned = type(features).__name__
             raise ValueError(f"in training mode the network returns {returned}; let it return its features alone")
