@@ -35,6 +35,10 @@ def widths(shape: Sequence[int]) -> tuple[int, int]:
     return outputs, inputs
 
 
+_FROZEN = 0.5
+"""Where a smaller share of a weight than this is frozen, its gradient is found in one product, not in two."""
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What a layer computes, apart from its inputs: all that stays from step to step."""
@@ -121,11 +125,16 @@ class _Fused(torch.autograd.Function):
         gy = kernels.like(flat, g)
         with Beside(g) as beside:
             with beside.aside():
-                if need_rows or need_born:
+                whole = None
+                if need_rows and need_cols and _mostly_new(block, ctx.inputs):
+                    whole = _weight_part(gy, x, weight, geometry)[:, : ctx.inputs]
+                    grad_rows = block.new_out.take(whole, 0)
+                    grad_cols = block.new_in.take(block.old_out.take(whole, 0), 1)
+                if (need_rows and whole is None) or (need_born and sums is None):
                     new, grad_born = _channels(gy, block.new_out, plan, sums=need_born and sums is None)
-                    if need_rows:
+                    if need_rows and whole is None:
                         grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out), : ctx.inputs]
-                if need_cols:
+                if need_cols and whole is None:
                     new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
                     grad_cols = _weight_part(gy, new_x, weight, geometry)
                     grad_cols = block.old_out.take(grad_cols, 0).narrow(1, 0, len(block.new_in))
@@ -156,6 +165,12 @@ def _side_by_side(g: Tensor) -> Tensor:
     if apart >= features and g.stride() == (height * width * apart, 1, width * apart, apart):
         return g
     return g.contiguous(memory_format=torch.channels_last)
+
+
+def _mostly_new(block: Block, inputs: int) -> bool:
+    """Whether the two newborn blocks are so large that the gradient of the whole weight takes less time."""
+    outputs = len(block.new_out) + len(block.old_out)
+    return len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
 
 
 def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
