@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget import core
-from zeroforget.core import kernels, layers
+from zeroforget.core import kernels, layers, quick
 from zeroforget.core.births import Places
 from zeroforget.core.fused import Plan, fused, widths
 from zeroforget.core.grow import grow
@@ -127,6 +127,22 @@ NETWORKS = [network, functools.partial(network, 23, 14, 29, 37)]
 """Few features, and odd numbers of them."""
 
 
+class InPlace(nn.Module):
+    """It overwrites what its layers and its pooling give it."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, wide, 3), nn.Conv2d(wide, wide + 2, 3), nn.Linear(wide + 2, 6)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.first(x).add_(0.1), 2)
+        x = self.second(x.mul_(0.5))
+        x += 1
+        out: Tensor = self.last(x.relu_().mean((2, 3))).mul_(2)
+        return out
+
+
 def learned(fn: str, make: Callable[[], nn.Module] = network) -> GrowingNetwork:
     torch.manual_seed(0)
     net = grow(make(), torch.randn(2, 3, 8, 8, dtype=torch.float64), fn=fn, start=0.5, bridge="random")
@@ -145,10 +161,10 @@ def test_a_network_learns_alike_with_and_without_it(
 ) -> None:
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     y = torch.tensor([0, 1, 2, 0])
-    used: list[object] = []
+    used: list[tuple[int, int]] = []
 
     def always(given: Tensor, geometry: Geometry | None) -> bool:
-        used.append(geometry)
+        used.append((given.shape[1], kernels.room(given)))
         return geometry is not None or given.dim() == 2
 
     gradients = []
@@ -157,12 +173,33 @@ def test_a_network_learns_alike_with_and_without_it(
         with monkeypatch.context() as patch:
             if fuse:
                 patch.setattr(layers, "fits", always)
-            F.cross_entropy(net(x, "b"), y).backward()
+                patch.setattr(quick, "fits", lambda x: x.dim() == 4)
+            with quick.Quick():
+                F.cross_entropy(net(x, "b"), y).backward()
         gradients.append({name: p.grad for name, p in net.named_parameters()})
         out = net.eval()(x, "b")
         torch.testing.assert_close(net.dense("b")(x), out, rtol=0, atol=0)
+    # Behind a convolution, and behind its pooling, there is room; flattening leaves none.
+    assert [room for _, room in used[:3]] == [3, *(kernels.roomy(features) for features, _ in used[1:3])]
+    assert used[3][0] == used[3][1]
     assert len(used) == 5
     assert all(g is not None for g in gradients[0].values())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("wide", [6, 16, 23])
+@pytest.mark.parametrize("fn", ["reused", "none"])
+def test_its_output_may_be_overwritten(fn: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    gradients = []
+    for fuse in (False, True):
+        net = learned(fn, lambda: InPlace(wide))
+        with monkeypatch.context() as patch, quick.Quick():
+            if fuse:
+                patch.setattr(layers, "fits", lambda given, geometry: True)
+                patch.setattr(quick, "fits", lambda given: given.dim() == 4)
+            net(x, "b").sin().sum().backward()
+        gradients.append({name: p.grad for name, p in net.named_parameters()})
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
 
 
@@ -271,25 +308,32 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
             assert_alike(gpu.vectors(there), vectors)
         vectors_there = kernels.Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
         y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
-        out, mine = y.clone(), y.clone().to(device)
+        out = y.clone()
         kernels.finish(out, vectors, relu)
-        gpu.finish(mine, vectors_there, relu, mine)
-        torch.testing.assert_close(mine.cpu(), out)
-        wider = F.pad(y.to(device), (0, 4), value=torch.nan)
-        cut = torch.empty_like(mine)
-        gpu.finish(wider, vectors_there, relu, cut)
-        assert torch.equal(cut, mine)
-        broken = torch.full_like(mine, torch.nan)
-        gpu.finish(broken, vectors_there, relu, broken)
+        for wide in (columns, kernels.roomy(columns), columns + 5):
+            room = F.pad(y.to(device), (0, wide - columns), value=torch.nan)
+            gpu.finish(room, vectors_there, relu, columns)
+            torch.testing.assert_close(room[:, :columns].cpu(), out)
+            assert not room[:, columns:].any()
+        broken = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
+        gpu.finish(broken, vectors_there, relu, columns)
         assert broken.isnan().all()  # as torch's own: training that diverged must show it
-        apart = F.pad(g.to(device), (0, 3), value=torch.nan)[:, :columns]
-        for given_g, wide in ((g.to(device), columns), (apart, columns + 5)) if relu or scaled else ():
-            mine, sums = gpu.unfinish(given_g, out.to(device), vectors_there, relu, wide)
+        for apart, left, wide in product((0, 3, 8 - columns % 8), (0, -columns % 8), (columns, kernels.roomy(columns))):
+            if not relu and not scaled:
+                continue
+            given_g, given_out = (
+                F.pad(t.to(device), (0, gap), value=torch.nan)[:, :columns] for t, gap in ((g, apart), (out, left))
+            )
+            mine, sums = gpu.unfinish(given_g, given_out, vectors_there, relu, wide)
             twin, expected = kernels.unfinish(g, out, vectors, relu, wide)
             torch.testing.assert_close(mine.cpu(), twin)
             assert (sums is None) == (expected is None)
             if sums is not None:
                 assert_alike(sums, expected, bound)
+        for start in (0, 8):  # read several at a time, where so many lie there
+            some = Places.where((torch.arange(columns) >= start) & (torch.arange(columns) < start + 3))
+            apart_x = F.pad(g.to(device), (0, 8 - columns % 8), value=torch.nan)[:, :columns]
+            assert torch.equal(gpu.gather(apart_x, some, 8, False)[0].cpu(), kernels.gather(g, some, 8, False)[0])
         mine, total = gpu.gather(g.to(device), born, 8, True)
         twin, wanted = kernels.gather(g, born, 8, True)
         assert torch.equal(mine.cpu(), twin)
@@ -300,10 +344,23 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
     images = torch.randint(4, (3, columns, rows % 7 + 2, 5)).to(dtype)  # many that are equal
     images[0, 0, :2, :2] = torch.tensor([[1.0, torch.nan], [2.0, 0.0]])
     images = images.contiguous(memory_format=torch.channels_last)
-    largest = kernels.pool(images)
-    torch.testing.assert_close(gpu.pool(images.to(device)).cpu(), largest, rtol=0, atol=0, equal_nan=True)
-    g = torch.randn_like(largest.float()).to(dtype).contiguous(memory_format=torch.channels_last)
-    assert torch.equal(gpu.unpool(g.to(device), images.to(device)).cpu(), kernels.unpool(g, images))
+    g = torch.randn_like(F.max_pool2d(images, 2).float()).to(dtype).contiguous(memory_format=torch.channels_last)
+    for wide in (columns, columns + 3, kernels.roomy(columns)):
+
+        def roomy(x: Tensor, wide: int = wide) -> Tensor:
+            behind = (0, 0, 0, 0, 0, wide - columns)
+            wider = F.pad(x.to(device), behind, value=torch.nan).contiguous(memory_format=torch.channels_last)
+            return wider[:, :columns]
+
+        out = torch.full((3, wide, *g.shape[2:]), torch.nan, dtype=dtype, device=device)
+        out = out.contiguous(memory_format=torch.channels_last)
+        gpu.pool(roomy(images), out)
+        expected = kernels.widened(kernels.pool(images, wide), wide)
+        torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+        back = torch.zeros((3, wide, *images.shape[2:]), dtype=dtype, device=device)
+        back = back.contiguous(memory_format=torch.channels_last)
+        gpu.unpool(roomy(g), roomy(images), back)
+        assert torch.equal(back.cpu(), kernels.widened(kernels.unpool(g, images, wide), wide))
 
 
 def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
@@ -315,6 +372,7 @@ def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
 
 
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton, which comes with torch for CUDA")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels themselves are compared, in test_gpu.py")
 def test_the_kernels_compute_what_their_twins_do() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]

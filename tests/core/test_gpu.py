@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 
@@ -65,8 +65,14 @@ def step(net: GrowingNetwork, x: Tensor, y: Tensor, bf16: bool) -> None:
 @pytest.mark.parametrize(("name", "shape"), NETS[:2])
 @pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
 @pytest.mark.parametrize("align", [1, 8])
+@pytest.mark.parametrize("pooled", [Quick, nullcontext])
 def test_gradients_are_those_of_double_precision(
-    name: str, shape: tuple[int, int, int], precision: str, bound: float, align: int
+    name: str,
+    shape: tuple[int, int, int],
+    precision: str,
+    bound: float,
+    align: int,
+    pooled: Callable[[], AbstractContextManager[object]],
 ) -> None:
     net = growing(name, shape, align)
     for module in net.modules():  # its draws differ between precisions
@@ -75,7 +81,7 @@ def test_gradients_are_those_of_double_precision(
     exact = copy.deepcopy(net).double().train()
     x, y = torch.randn(16, *shape, device="cuda"), torch.randint(5, (16,), device="cuda")
     step(exact, x.double(), y, False)
-    with tf32(precision == "tf32"):
+    with tf32(precision == "tf32"), pooled():
         step(laid_out(net).train(), x.contiguous(memory_format=torch.channels_last), y, precision == "bf16")
     wanted = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])
     found = torch.cat([p.grad.contiguous().flatten() for p in net.parameters() if p.grad is not None])

@@ -5,8 +5,8 @@ The gradient of the newborn blocks reads copies of a few channels, padded to wha
 respect to all outputs is read whole, since a slice of its channels would be a copy.
 
 Products of odd widths are slow on matrix units. A weight that comes in room for more (`widths`) is multiplied as it is,
-zeros included: inputs get zeros to match, what too many outputs hold is dropped in the pass that is made anyway, and
-on the way back both the same.
+zeros included. What comes out has zeros behind its features then, which stay there for the next layer to multiply; an
+input without them gets them. On the way back it is the same.
 """
 
 from __future__ import annotations
@@ -25,14 +25,10 @@ from zeroforget.core.births import Places
 from zeroforget.core.kernels import Affine
 from zeroforget.core.ops import Block, Geometry, apply, autocast_dtype, cast, input_gradient, weight_gradient
 
-_ALIGNED = 8
-"""Channels that a convolution takes are padded to a multiple of this."""
-
 
 def widths(shape: Sequence[int]) -> tuple[int, int]:
-    """With how many outputs and inputs a product of this shape is computed: multiples, but a few stay as few."""
-    outputs, inputs = (n if n <= _ALIGNED else -(-n // _ALIGNED) * _ALIGNED for n in shape[:2])
-    return outputs, inputs
+    """With how many outputs and inputs a product of this shape is computed."""
+    return kernels.roomy(shape[0]), kernels.roomy(shape[1])
 
 
 _FROZEN = 0.5
@@ -55,7 +51,7 @@ def fits(x: Tensor, geometry: Geometry | None) -> bool:
         return False
     if geometry is None:
         return x.dim() == 2
-    return x.dim() == 4 and geometry.groups == 1 and x.is_contiguous(memory_format=torch.channels_last)
+    return x.dim() == 4 and geometry.groups == 1 and kernels.lies_side_by_side(x)
 
 
 def fused(
@@ -69,10 +65,10 @@ def fused(
 ) -> Tensor:
     """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already, and
     `made`, if it is there, those of `affine`."""
-    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan, made)
+    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan, made, kernels.room(x))
     with torch.cuda.device_of(x):  # kernels are launched on the current device, be it x's or not
         out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
-    return out
+    return kernels.with_room(out, weight.shape[0])
 
 
 class _Fused(torch.autograd.Function):
@@ -89,18 +85,21 @@ class _Fused(torch.autograd.Function):
         affine: Affine,
         plan: Plan,
         made: kernels.Vectors | None,
+        room: int,
     ) -> Tensor:
         ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
         ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
         dtype = autocast_dtype(x)
-        x, weight = _wider(cast(x, dtype), weight.shape[1]), cast(weight, dtype)
+        x = kernels.widened(x, room) if x.dtype == (dtype or x.dtype) else cast(x, dtype)
+        x, weight = _wider(x, weight.shape[1]), cast(weight, dtype)
         ctx.shape = x.shape
         out = apply(x, weight, None, plan.geometry)
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
         ctx.vectors = kernels.vectors(affine) if made is None else made
-        flat = kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu, len(affine.born_at))
-        out = kernels.like(flat, out)
+        features = len(affine.born_at)
+        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu, features)
+        out = kernels.narrowed(out, features)
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
         kept: Tensor | None = x
         ctx.whole = rows is not None
@@ -119,7 +118,7 @@ class _Fused(torch.autograd.Function):
         block, geometry = plan.block, plan.geometry
         need_x, need_rows, need_cols, need_born = ctx.needs_input_grad[:4]
         grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
-        g = _side_by_side(g)
+        g = kernels.side_by_side(g)
         left = None if out is None else kernels.matrix(out)
         flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
         gy = kernels.like(flat, g)
@@ -145,7 +144,7 @@ class _Fused(torch.autograd.Function):
                 cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
             if need_x:
                 grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
-        return (grad_x, *cast_back, None, None, None, None)
+        return (grad_x, *cast_back, None, None, None, None, None)
 
 
 def _wider(x: Tensor, columns: int) -> Tensor:
@@ -154,17 +153,6 @@ def _wider(x: Tensor, columns: int) -> Tensor:
     if own == columns:
         return x
     return kernels.like(kernels.gather(kernels.matrix(x), kernels.every(own), columns, False)[0], x)
-
-
-def _side_by_side(g: Tensor) -> Tensor:
-    """The same, the features of each position side by side; there may be gaps between positions."""
-    if g.dim() == 2:
-        return g if g.stride(1) == 1 and g.stride(0) >= g.shape[1] else g.contiguous()
-    _, features, height, width = g.shape
-    apart = g.stride(3)
-    if apart >= features and g.stride() == (height * width * apart, 1, width * apart, apart):
-        return g
-    return g.contiguous(memory_format=torch.channels_last)
 
 
 def _mostly_new(block: Block, inputs: int) -> bool:
@@ -178,7 +166,7 @@ def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> t
     if plan.geometry is None:
         part = places.take(x, 1)
         return part, part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)) if sums else None
-    columns = -(-len(places) // _ALIGNED) * _ALIGNED
+    columns = -(-len(places) // kernels.LANES) * kernels.LANES
     matrix, total = kernels.gather(kernels.matrix(x), places, columns, sums)
     return kernels.like(matrix, x), total
 

@@ -1,5 +1,9 @@
 # mypy: ignore-errors
-"""Triton kernels for the passes over activations of a learning step; `kernels.py` says what each computes."""
+"""Triton kernels for the passes over activations of a learning step; `kernels.py` says what each computes.
+
+A pass takes as long as its memory traffic, if a thread reads several features at once. So widths and distances that are
+multiples of `LANES` are handed over in that unit: the compiler sees the multiplication, and knows.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zeroforget.core.births import Places
-from zeroforget.core.kernels import Affine, Sums, Vectors
+from zeroforget.core.kernels import LANES, Affine, Sums, Vectors, every, matrix
 
 _PROGRAMS = 528
 """How many programs share a pass with a sum: enough to fill a large GPU several times over."""
@@ -41,31 +45,33 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(made[1], made[2], made[0]) if gamma is not None else Vectors(shift=made[0])
 
 
-def finish(y: Tensor, given: Vectors, relu: bool, out: Tensor) -> None:
-    """As `kernels.finish`, into `out`."""
+def finish(y: Tensor, given: Vectors, relu: bool, columns: int) -> None:
+    """As `kernels.finish`."""
+    rows, wide = y.shape
     spare = y if given.shift is None else given.shift
-    _finish[(triton.cdiv(out.numel(), _TILE),)](
+    shape, unit = _Shape(rows, wide), _unit(wide, y)
+    _finish[(triton.cdiv(rows, shape.tile), shape.across)](
         y,
-        out,
         spare if given.scale is None else given.scale,
         spare,
-        out.numel(),
-        out.shape[1],
-        y.shape[1],
+        rows,
+        columns,
+        wide // unit,
         SCALED=given.scale is not None,
         SHIFTED=given.shift is not None,
         RELU=relu,
-        BLOCK=_TILE,
+        UNIT=unit,
+        TILE=shape.tile,
+        WIDTH=shape.width,
     )
 
 
-def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool, wide: int) -> tuple[Tensor, Sums | None]:
+def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> tuple[Tensor, Sums | None]:
     """As `kernels.unfinish`, where there is something to do; y had `wide` columns."""
     rows, columns = g.shape
     scaled = given.scale is not None
-    assert out is not None
     gy = g.new_empty((rows, wide))
-    shape = _Shape(rows, wide)
+    shape, unit = _Shape(rows, wide), _unit(wide, g, out)
     partial = g.new_empty((2, shape.parts, columns) if scaled else (1,), dtype=torch.float32)
     _unfinish[(shape.parts, shape.across)](
         g,
@@ -75,12 +81,15 @@ def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool, wide: in
         partial,
         rows,
         columns,
-        g.stride(0),
-        wide,
+        wide // unit if unit > 1 else columns,
+        g.stride(0) // unit,
+        out.stride(0) // unit,
+        wide // unit,
         shape.each,
         shape.parts,
         SCALED=scaled,
         RELU=relu,
+        UNIT=unit,
         TILE=shape.tile,
         WIDTH=shape.width,
     )
@@ -102,28 +111,34 @@ def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor,
 
 def totals(x: Tensor) -> Tensor:
     """As `kernels.totals`."""
-    return _pass(x, Places(torch.arange(x.shape[1]), 0), None, x.shape[1], True)
+    return _pass(x, every(x.shape[1]), None, x.shape[1], True)
 
 
 def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: bool) -> Tensor | None:
     """Over these columns of x, and zeros up to `columns`: they go to `out`, and their sums are returned."""
     rows, chosen = x.shape[0], len(places)
-    shape = _Shape(rows, columns)
+    shape, first = _Shape(rows, columns), places.start or 0
+    together = places.start is not None and first % LANES == 0
+    unit = _unit(columns, x[:, first:]) if together else 1
     partial = x.new_empty((shape.parts, columns) if sums else (1,), dtype=torch.float32)
+    each = LANES if columns % LANES == 0 else 1
     _gather[(shape.parts, shape.across)](
         x,
         x if places.start is not None else places.on(x.device),
         x if out is None else out,
         partial,
         rows,
-        x.stride(0),
-        places.start or 0,
+        x.stride(0) // unit,
+        first // unit,
         chosen,
-        columns,
+        columns // unit if unit > 1 else chosen,
+        columns // each,
         shape.each,
         RUN=places.start is not None,
         KEEP=out is not None,
         SUMS=sums,
+        UNIT=unit,
+        EACH=each,
         TILE=shape.tile,
         WIDTH=shape.width,
     )
@@ -136,28 +151,51 @@ def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: boo
     return total
 
 
-def pool(x: Tensor) -> Tensor:
-    """As `kernels.pool`."""
+def pool(x: Tensor, out: Tensor) -> None:
+    """As `kernels.pool`, into all of `out`, zeros behind x's features."""
+    _pooling(x, x, out, out.shape[1], back=False)
+
+
+def unpool(g: Tensor, x: Tensor, grad: Tensor) -> None:
+    """As `kernels.unpool`, into all of `grad`, zeros behind x's features."""
+    _pooling(x, g, grad, grad.shape[1], back=True)
+
+
+def _pooling(x: Tensor, g: Tensor, out: Tensor, wide: int, *, back: bool) -> None:
     n, channels, height, width = x.shape
-    size = (n, channels, height // 2, width // 2)
-    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    if out.numel():
-        _pool[(triton.cdiv(out.numel(), 1024),)](
-            x, x, out, out.numel(), channels, size[2], size[3], height, width, BACK=False, BLOCK=1024
+    places = n * (height // 2) * (width // 2)
+    shape, unit = _Shape(places, wide), _unit(wide, matrix(x), matrix(g))
+    if places:
+        _pool[(triton.cdiv(places, shape.tile), shape.across)](
+            x,
+            g,
+            out,
+            places,
+            channels,
+            wide // unit if unit > 1 else channels,
+            x.stride(3) // unit,
+            g.stride(3) // unit,
+            wide // unit,
+            height // 2,
+            width // 2,
+            height,
+            width,
+            BACK=back,
+            UNIT=unit,
+            TILE=shape.tile,
+            WIDTH=shape.width,
         )
-    return out
 
 
-def unpool(g: Tensor, x: Tensor) -> Tensor:
-    """As `kernels.unpool`."""
-    _, channels, height, width = x.shape
-    whole = height % 2 == 0 and width % 2 == 0  # a last row or column that no window holds gets zeros
-    grad = torch.empty_like(x) if whole else torch.zeros_like(x)
-    if g.numel():
-        _pool[(triton.cdiv(g.numel(), 1024),)](
-            x, g, grad, g.numel(), channels, height // 2, width // 2, height, width, BACK=True, BLOCK=1024
-        )
-    return grad
+def _unit(columns: int, *matrices: Tensor) -> int:
+    """How many columns may be read at once, where each matrix is read up to `columns`, however few are its own."""
+
+    def lies_well(m: Tensor) -> bool:
+        end = m.storage_offset() + (m.shape[0] - 1) * m.stride(0) + columns
+        inside = end * m.element_size() <= m.untyped_storage().nbytes()
+        return inside and m.stride(0) % LANES == 0 and m.data_ptr() % 16 == 0
+
+    return LANES if columns % LANES == 0 and all(map(lies_well, matrices)) else 1
 
 
 class _Shape:
@@ -197,27 +235,33 @@ def _vectors(
 
 @triton.jit
 def _finish(
-    y, out, scale, shift, total, columns, stride,
-    SCALED: tl.constexpr, SHIFTED: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+    y, scale, shift, rows, columns, wide,
+    SCALED: tl.constexpr, SHIFTED: tl.constexpr, RELU: tl.constexpr,
+    UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < total
-    column = i % columns
-    value = tl.load(y + i // columns * stride + column, mask=inside).to(tl.float32)
+    wide = wide * UNIT
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    inside = (row < rows)[:, None] & (column < wide)[None, :]
+    at = y + row[:, None] * wide + column[None, :]
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if SCALED:
-        value = value * tl.load(scale + column, mask=inside)
+        value = value * tl.load(scale + column, mask=exists, other=0.0)[None, :]
     if SHIFTED:
-        value = value + tl.load(shift + column, mask=inside)
+        value = value + tl.load(shift + column, mask=exists, other=0.0)[None, :]
     if RELU:
         value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
-    tl.store(out + i, value.to(out.dtype.element_ty), mask=inside)
+    value = tl.where(exists[None, :], value, 0.0)
+    tl.store(at, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _unfinish(
-    g, out, scale, gy, partial, rows, columns, stride, wide, each, parts,
-    SCALED: tl.constexpr, RELU: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    g, out, scale, gy, partial, rows, columns, readable, apart, left, wide, each, parts,
+    SCALED: tl.constexpr, RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    readable, apart, left, wide = readable * UNIT, apart * UNIT, left * UNIT, wide * UNIT
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -227,9 +271,10 @@ def _unfinish(
     moment = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, each, TILE):
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
-        inside = (row < rows)[:, None] & exists[None, :]
-        m = tl.load(g + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(out + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[:, None] & (column < readable)[None, :]
+        m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(out + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        m = tl.where(exists[None, :], m, 0.0)
         if RELU:
             m = tl.where(value > 0, m, 0.0)
         if SCALED:
@@ -245,9 +290,11 @@ def _unfinish(
 
 @triton.jit
 def _gather(
-    x, index, out, partial, rows, stride, start, chosen, columns, each,
-    RUN: tl.constexpr, KEEP: tl.constexpr, SUMS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    x, index, out, partial, rows, stride, start, chosen, readable, columns, each,
+    RUN: tl.constexpr, KEEP: tl.constexpr, SUMS: tl.constexpr,
+    UNIT: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    stride, start, readable, columns = stride * UNIT, start * UNIT, readable * UNIT, columns * EACH
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     taken = column < chosen
@@ -258,7 +305,9 @@ def _gather(
     for step in range(0, each, TILE):
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
         exists = (row < rows)[:, None]
-        value = tl.load(x + row[:, None] * stride + source[None, :], mask=exists & taken[None, :], other=0.0)
+        inside = exists & (column < readable)[None, :]
+        value = tl.load(x + row[:, None] * stride + source[None, :], mask=inside, other=0.0)
+        value = tl.where(taken[None, :], value, 0.0)
         if KEEP:
             tl.store(out + row[:, None] * columns + column[None, :], value, mask=exists & (column < columns)[None, :])
         if SUMS:
@@ -295,26 +344,30 @@ def _sums(
 
 @triton.jit
 def _pool(
-    x, g, out, total, channels, rows, columns, height, width,
-    BACK: tl.constexpr, BLOCK: tl.constexpr,
+    x, g, out, places, channels, readable, apart, given, wide, rows, columns, height, width,
+    BACK: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < total
-    channel, place = i % channels, i // channels
+    readable, apart, given, wide = readable * UNIT, apart * UNIT, given * UNIT, wide * UNIT
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    channel = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
+    exists = (place < places)[:, None]
+    inside = exists & (channel < readable)
     column, row, image = place % columns, (place // columns) % rows, place // (columns * rows)
-    at = ((image * height + 2 * row) * width + 2 * column) * channels + channel
-    down = width * channels
-    best = tl.load(x + at, mask=inside)
-    which = tl.zeros((BLOCK,), tl.int32)
+    corner = ((image * height + 2 * row) * width + 2 * column)[:, None]
+    best = tl.load(x + corner * apart + channel, mask=inside, other=0.0)
+    which = tl.zeros((TILE, WIDTH), tl.int32)
     for k in tl.static_range(1, 4):
-        value = tl.load(x + at + (k // 2) * down + (k % 2) * channels, mask=inside)
+        value = tl.load(x + (corner + (k // 2) * width + k % 2) * apart + channel, mask=inside, other=0.0)
         better = (value > best) | (value != value)  # NaN is larger than anything, as for torch
         best = tl.where(better, value, best)
         which = tl.where(better, k, which)
+    within = exists & (channel < wide)
     if BACK:
-        gradient = tl.load(g + i, mask=inside)
+        gradient = tl.load(g + place[:, None] * given + channel, mask=inside, other=0.0)
+        gradient = tl.where(channel < channels, gradient, 0.0)
         for k in tl.static_range(4):
             part = tl.where(which == k, gradient, 0.0).to(out.dtype.element_ty)
-            tl.store(out + at + (k // 2) * down + (k % 2) * channels, part, mask=inside)
+            tl.store(out + (corner + (k // 2) * width + k % 2) * wide + channel, part, mask=within)
     else:
-        tl.store(out + i, best, mask=inside)
+        best = tl.where(channel < channels, best, 0.0)
+        tl.store(out + place[:, None] * wide + channel, best, mask=within)

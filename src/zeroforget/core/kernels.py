@@ -34,11 +34,69 @@ def works(device: torch.device) -> bool:
 
         y = torch.zeros(1, 1, device=device)
         with torch.cuda.device_of(y):
-            gpu.finish(y, Vectors(), True, y)
+            gpu.finish(y, Vectors(), True, 1)
     except Exception as error:  # a compiler's, a driver's or the system's
         warnings.warn(f"Triton does not work here, so learning goes the plain, slower way: {error}", stacklevel=2)
         return False
     return True
+
+
+LANES = 8
+"""Features of a position are read so many at a time, where they begin at a multiple of it."""
+
+
+def roomy(features: int) -> int:
+    """In room for how many features so many are computed: a multiple, but a few stay as few."""
+    return features if features <= LANES else -(-features // LANES) * LANES
+
+
+_ROOM = "_zeroforget_room"
+
+
+def room(x: Tensor) -> int:
+    """How many features there are with the zeros that lie behind those of x, if x is known to have such."""
+    wide: int = getattr(x, _ROOM, x.shape[1])
+    return wide if x.stride(-1 if x.dim() == 4 else 0) == wide else x.shape[1]
+
+
+def with_room(x: Tensor, wide: int) -> Tensor:
+    """x, known from now on to have zeros behind its features (what is computed from it is not)."""
+    if wide != x.shape[1]:
+        setattr(x, _ROOM, wide)
+    return x
+
+
+def widened(x: Tensor, wide: int) -> Tensor:
+    """x together with the zeros that lie behind its features."""
+    return x if wide == x.shape[1] else x.as_strided((x.shape[0], wide, *x.shape[2:]), x.stride())
+
+
+def narrowed(x: Tensor, features: int) -> Tensor:
+    """The first features of x, in its memory, but no view to autograd: whoever gets it may overwrite it in place."""
+    if features == x.shape[1]:
+        return x
+    shape = (x.shape[0], features, *x.shape[2:])
+    return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), shape, x.stride())
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """The same, the features of each position side by side; there may be gaps between positions."""
+    return x if lies_side_by_side(x) else x.contiguous(memory_format=_layout(x))
+
+
+def lies_side_by_side(x: Tensor) -> bool:
+    """Whether they are."""
+    if x.is_contiguous(memory_format=_layout(x)):
+        return True
+    if x.dim() == 2:
+        return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+    _, features, height, width = x.shape
+    apart = x.stride(3)
+    return apart >= features and x.stride() == (height * width * apart, 1, width * apart, apart)
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
 def matrix(x: Tensor) -> Tensor:
@@ -113,26 +171,24 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(scale, beta, beta if bias is None else beta + scale * bias)
 
 
-def finish(y: Tensor, given: Vectors, relu: bool, columns: int | None = None) -> Tensor:
-    """relu(scale · y + shift) of the first columns (None: of all), each part only where there is one.
-
-    In place where all columns are meant, else a matrix of its own.
-    """
-    whole = columns is None or columns == y.shape[1]
-    if given.shift is None and not relu:
-        return y if whole or columns is None else gather(y, every(columns), columns, False)[0]
-    out = y if whole or columns is None else y.new_empty((y.shape[0], columns))
+def finish(y: Tensor, given: Vectors, relu: bool, columns: int | None = None) -> None:
+    """y ← relu(scale · y + shift) in place, each part only where there is one, in the first columns (None: in all);
+    the others become zeros."""
+    columns = y.shape[1] if columns is None else columns
+    if given.shift is None and not relu:  # the others are zeros already, by zeros in the weight
+        return
     if on_gpu(y):
         from zeroforget.core import gpu
 
-        gpu.finish(y, given, relu, out)
-        return out
-    wide = y[:, : out.shape[1]].to(_wide(y))
+        gpu.finish(y, given, relu, columns)
+        return
+    wide = y[:, :columns].to(_wide(y))
     if given.scale is not None:
         wide = wide * given.scale
     if given.shift is not None:
         wide = wide + given.shift
-    return out.copy_(wide.clamp(min=0) if relu else wide)
+    y[:, :columns] = wide.clamp(min=0) if relu else wide
+    y[:, columns:] = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +204,7 @@ def unfinish(
     g: Tensor, out: Tensor | None, given: Vectors, relu: bool, columns: int | None = None
 ) -> tuple[Tensor, Sums | None]:
     """Back through `finish`: the gradient of y and, where there is a scale, the sums. `out` is what `finish` left, and
-    y had so many columns (None: as many); those that were not meant get zeros. Rows of g may lie apart.
+    y had so many columns (None: as many); those that were not meant get zeros. Rows of g and `out` may lie apart.
 
     With m the gradient behind the rectifier: dβ = Σ m, db = γ Σ m, dγ = Σ m (y + b) = (Σ m · out − β Σ m) / γ.
     """
@@ -159,6 +215,7 @@ def unfinish(
     if on_gpu(g):
         from zeroforget.core import gpu
 
+        assert out is not None
         return gpu.unfinish(g, out, given, relu, columns)
     behind = (0, columns - g.shape[1])
     m = g.to(_wide(g))
@@ -199,24 +256,39 @@ def totals(x: Tensor) -> Tensor:
     return x.sum(0, dtype=_wide(x))
 
 
-def pool(x: Tensor) -> Tensor:
-    """The largest of each two by two positions of images whose channels are last."""
+def pool(x: Tensor, wide: int) -> Tensor:
+    """The largest of each two by two positions of images whose channels are last; zeros behind them up to `wide`."""
+    n, channels, height, width = x.shape
+    out = _images(x, (n, wide, height // 2, width // 2))
     if on_gpu(x):
         from zeroforget.core import gpu
 
-        return gpu.pool(x)
-    return F.max_pool2d(x, 2)
+        gpu.pool(x, out)
+    else:
+        out[:, :channels], out[:, channels:] = F.max_pool2d(x, 2), 0
+    return narrowed(out, channels)
 
 
-def unpool(g: Tensor, x: Tensor) -> Tensor:
+def unpool(g: Tensor, x: Tensor, wide: int) -> Tensor:
     """Back through `pool`: the gradient goes to the largest, the first of several."""
+    n, channels, height, width = x.shape
+    grad = _images(x, (n, wide, height, width))
+    if height % 2 or width % 2:  # a last row or column that no window holds
+        grad.zero_()
     if on_gpu(x):
         from zeroforget.core import gpu
 
-        return gpu.unpool(g, x)
-    _, where = F.max_pool2d(x, 2, return_indices=True)
-    grad: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
-    return grad
+        gpu.unpool(g, x, grad)
+    else:
+        _, where = F.max_pool2d(x, 2, return_indices=True)
+        back = torch.ops.aten.max_pool2d_with_indices_backward
+        grad[:, :channels] = back(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
+        grad[:, channels:] = 0
+    return narrowed(grad, channels)
+
+
+def _images(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -55,8 +55,9 @@ class Quick(TorchFunctionMode):
                 self._done[id(out)] = out
             return out
         if func is F.max_pool2d and (image := _halved(*args, **kwargs)) is not None:
+            room = kernels.room(image)
             with torch.cuda.device_of(image):
-                return _Pooled.apply(image)  # type: ignore[no-untyped-call]
+                return kernels.with_room(_Pooled.apply(image, room), room)  # type: ignore[no-untyped-call]
         if func is F.linear and (mixed := _mixed(*args, **kwargs)) is not None:
             return _Linear.apply(*mixed)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
@@ -204,8 +205,8 @@ def _wide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels take this input: images on a GPU, channels last."""
-    return kernels.on_gpu(x) and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    """Whether the kernels take this input: images on a GPU, channels last; there may be gaps between positions."""
+    return kernels.on_gpu(x) and x.dim() == 4 and kernels.lies_side_by_side(x)
 
 
 class _Biased(torch.autograd.Function):
@@ -267,12 +268,13 @@ class _Linear(torch.autograd.Function):
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, wide: int) -> Tensor:
         ctx.save_for_backward(x)
-        return kernels.pool(x)
+        ctx.wide = wide
+        return kernels.pool(x, wide)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return kernels.unpool(g.contiguous(memory_format=torch.channels_last), x)
+        return kernels.unpool(kernels.side_by_side(g), x, ctx.wide), None
