@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zeroforget.core import ops
 from zeroforget.core.births import Places
 from zeroforget.core.grow import grow
 from zeroforget.core.layers import GrowingLayer
-from zeroforget.core.ops import Block, Geometry, Scaling, _scale_gradients, grown
+from zeroforget.core.ops import Block, Geometry, Scaling, _scale_gradients, grown, weight_gradient
 
 
 def places(draw: st.DrawFn, size: int) -> tuple[Tensor, Tensor]:
@@ -227,6 +228,18 @@ def test_bf16_gradients_are_within_a_hundredth_of_float64(plain: nn.Module) -> N
             assert float((parameter.grad - rough[name]).norm()) <= 1e-2 * float(parameter.grad.norm())
             compared += 1
     assert compared >= 4
+
+
+def test_on_a_cpu_without_bf16_images_are_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_cpu_has_bf16", lambda: False)
+    torch.manual_seed(0)
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    given = torch.randn(64, 16, 8, 8), torch.randn(64, 3, 8, 8), torch.randn(16, 3, 3, 3)
+    g, x, weight = (tensor.bfloat16() for tensor in given)
+    exact = weight_gradient(g.double(), x.double(), weight.double(), geometry)
+    found = weight_gradient(g, x, weight, geometry)
+    assert found.dtype == torch.float32
+    assert float((found - exact).norm()) < 1e-5 * float(exact.norm())
 
 
 @settings(max_examples=80, deadline=None)

@@ -13,7 +13,7 @@ from tests.methods import helpers
 from zeroforget.data import Task
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.importance import Batches, sampled_labels, samples_of
-from zeroforget.methods.r_ewc import REwc
+from zeroforget.methods.r_ewc import REwc, _eigenvectors
 from zeroforget.training import Fit, Regime
 from zeroforget.training.seeding import generator
 
@@ -60,6 +60,23 @@ def test_turning_changes_nothing_but_the_axes() -> None:
     for rotation in method.rotations().values():
         for basis in rotation.bases:
             torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis)), rtol=0, atol=1e-5)
+
+
+def test_rounding_chooses_no_axes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(40, 5, generator=generator, dtype=torch.float64) @ torch.randn(
+        5, 16, generator=generator, dtype=torch.float64
+    )  # 11 of 16 directions carry nothing
+    values[:, 3] = 0
+    moment = values.T @ values
+    axes = _eigenvectors(moment)
+    for seed in range(5):
+        noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        other = values * (1 + 1e-7 * noise)
+        torch.testing.assert_close(_eigenvectors(other.T @ other), axes, rtol=0, atol=1e-4)
+    torch.testing.assert_close(axes.T @ axes, torch.eye(16, dtype=torch.float64))
+    turned = axes.T @ moment @ axes
+    assert float((turned - turned.diag().diag()).norm()) < 1e-7 * float(moment.norm())
 
 
 def test_turned_fisher_is_nearer_to_diagonal() -> None:

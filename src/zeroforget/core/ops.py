@@ -6,6 +6,7 @@ for old outputs, the columns of new inputs (equation 6). The frozen block never 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,8 +221,17 @@ def weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | Non
     """The gradient of a weight like this one, from x's channels to g's."""
     if geometry is None:
         return g.flatten(0, -2).t().mm(x.flatten(0, -2))
+    if g.dtype == torch.bfloat16 and g.device.type == "cpu" and not _cpu_has_bf16():
+        # The library's stand-in adds up images in bfloat16, a hundredth off, and takes several times as long.
+        g, x, like = g.float(), x.float(), like.float()
     _, grad, _ = convolution_backward(g, x, like, geometry, [False, True, False])
     return grad
+
+
+@functools.cache
+def _cpu_has_bf16() -> bool:
+    """Whether convolutions of bfloat16 have kernels of their own on this CPU."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) if torch.backends.mkldnn.is_available() else False
 
 
 def _grouped_gradients(

@@ -206,5 +206,11 @@ def _second_moment(values: Tensor, layer: nn.Module) -> Tensor:
 
 
 def _eigenvectors(symmetric: Tensor) -> Tensor:
-    vectors: Tensor = torch.linalg.eigh(symmetric).eigenvectors
-    return vectors
+    """Among directions that carry the same, of which there are many that carry nothing, and between an axis and its
+    opposite, rounding would choose. A slope too slight to turn any other axis chooses instead."""
+    slope = torch.linspace(1, 2, len(symmetric), dtype=symmetric.dtype, device=symmetric.device)
+    vectors: Tensor = torch.linalg.eigh(symmetric + (_SLIGHT * symmetric.trace() * slope).diag()).eigenvectors
+    return vectors * torch.where(slope @ vectors < 0, -1.0, 1.0)
+
+
+_SLIGHT = 1e-9
