@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from itertools import product
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -225,6 +222,58 @@ def test_a_weight_in_room_for_more_follows_its_newborn_parts() -> None:
         assert torch.equal(grown.synced(), grown.whole())
 
 
+def test_a_weight_that_a_recorded_step_reads_stays_where_it_is() -> None:
+    net = learned("reused", NETWORKS[1]).float()
+    for layer in (m for m in net.modules() if isinstance(m, layers.GrowingLayer)):
+        grown, wanted = layer.grown, widths(layer.grown.value.shape)
+        recorded = grown.synced(torch.bfloat16, wanted)
+        grown.synced(torch.bfloat16)  # for another step, which does not fuse
+        assert grown.synced(torch.bfloat16, wanted) is recorded
+        outputs, inputs = grown.value.shape[:2]
+        assert torch.equal(recorded[:outputs, :inputs], grown.whole().bfloat16())
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_inputs_of_another_size_are_refused_and_not_filled_up(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = learned("reused", NETWORKS[1])
+    monkeypatch.setattr(layers, "fits", lambda given, geometry: True)
+    with pytest.raises((ValueError, RuntimeError), match=f"{channels} channels|does not fit"):
+        net(torch.randn(2, channels, 8, 8, dtype=torch.float64), "b")
+    layer = next(m for m in net.modules() if isinstance(m, layers.GrowingLayer) and m.grown.value.dim() == 2)
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|size mismatch"):
+        layer(torch.randn(2, layer.in_features + 1, dtype=torch.float64))
+
+
+def test_an_error_while_parameters_are_brought_into_place_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recorded:
+        """As while a step is recorded."""
+
+        recorded = True
+
+        def __init__(self, x: Tensor) -> None: ...
+        def __enter__(self) -> Recorded:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+        def aside(self) -> AbstractContextManager[None]:
+            return nullcontext()
+
+    net, made = learned("reused"), []
+
+    def make_ready(self: layers.GrowingLayer, *args: object) -> None:
+        if made:
+            raise RuntimeError("out of memory")
+        made.append(self)
+        self._ready = layers._Ready(None, self.grown.value, kernels.Vectors(), None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(layers, "Beside", Recorded)
+    monkeypatch.setattr(layers.GrowingLayer, "make_ready", make_ready)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        net(torch.randn(2, 3, 8, 8, dtype=torch.float64), "b")
+    assert made
+    assert all(layer._ready is None for layer in made)
+
+
 def test_a_rectifier_runs_inside_its_layer_only_where_nothing_else_reads_it() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -274,108 +323,3 @@ def test_where_kernels_cannot_be_built_a_line_says_so(monkeypatch: pytest.Monkey
     monkeypatch.delattr(core, "gpu", raising=False)
     with pytest.warns(UserWarning, match="the plain, slower way"):
         assert not kernels.works.__wrapped__(torch.device("cpu"))
-
-
-KERNELS = """
-import torch
-from tests.core.test_fused import compare
-for M, K, dtype in ((3, 5, torch.float32), (300, 130, torch.bfloat16)):
-    compare(M, K, dtype)
-"""
-
-
-def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
-    """The GPU's kernels against their twins; on the CPU under Triton's interpreter."""
-    from zeroforget.core import gpu
-
-    torch.manual_seed(rows + columns)
-    bound = 1e-5 * rows + 1e-5
-    for run, relu, biased, scaled in product((True, False), repeat=4):
-        new = torch.zeros(columns, dtype=torch.bool)
-        new[torch.arange(columns - 3, columns) if run else torch.randperm(columns)[:3]] = True
-        born, covered = Places.where(new), Places.where(~new)
-        affine = Affine(
-            torch.randn(columns) if biased else None,
-            torch.randn(3) if biased else None,
-            torch.cat([torch.zeros(1), torch.rand(columns - 4) + 0.5]) if scaled else None,
-            torch.randn(columns - 3) if scaled else None,
-            positions(born, columns),
-            positions(covered, columns),
-        )
-        there = Affine(*(None if t is None else t.to(device) for t in vars(affine).values()))  # type: ignore[arg-type]
-        vectors = kernels.vectors(affine)
-        if biased or scaled:
-            assert_alike(gpu.vectors(there), vectors)
-        vectors_there = kernels.Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
-        y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
-        out = y.clone()
-        kernels.finish(out, vectors, relu)
-        for wide in (columns, kernels.roomy(columns), columns + 5):
-            room = F.pad(y.to(device), (0, wide - columns), value=torch.nan)
-            gpu.finish(room, vectors_there, relu, columns)
-            torch.testing.assert_close(room[:, :columns].cpu(), out)
-            assert not room[:, columns:].any()
-        broken = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
-        gpu.finish(broken, vectors_there, relu, columns)
-        assert broken.isnan().all()  # as torch's own: training that diverged must show it
-        gap = -columns % 8
-        gaps = [(0, 0, columns), (3, gap, columns + 5), (gap + 8, gap, kernels.roomy(columns))]
-        for apart, left, wide in gaps if relu or scaled else ():
-            given_g, given_out = (
-                F.pad(t.to(device), (0, behind), value=torch.nan)[:, :columns]
-                for t, behind in ((g, apart), (out, left))
-            )
-            mine, sums = gpu.unfinish(given_g, given_out, vectors_there, relu, wide)
-            twin, expected = kernels.unfinish(g, out, vectors, relu, wide)
-            torch.testing.assert_close(mine.cpu(), twin)
-            assert (sums is None) == (expected is None)
-            if sums is not None:
-                assert_alike(sums, expected, bound)
-        for start in (0, 8):  # read several at a time, where so many lie there
-            some = Places.where((torch.arange(columns) >= start) & (torch.arange(columns) < start + 3))
-            apart_x = F.pad(g.to(device), (0, 8 - columns % 8), value=torch.nan)[:, :columns]
-            assert torch.equal(gpu.gather(apart_x, some, 8, False)[0].cpu(), kernels.gather(g, some, 8, False)[0])
-        mine, total = gpu.gather(g.to(device), born, 8, True)
-        twin, wanted = kernels.gather(g, born, 8, True)
-        assert torch.equal(mine.cpu(), twin)
-        assert total is not None
-        torch.testing.assert_close(total.cpu(), wanted, rtol=1e-4, atol=bound)
-        torch.testing.assert_close(gpu.totals(g.to(device)).cpu(), kernels.totals(g), rtol=1e-4, atol=bound)
-
-    images = torch.randint(4, (3, columns, rows % 7 + 2, 5)).to(dtype)  # many that are equal
-    images[0, 0, :2, :2] = torch.tensor([[1.0, torch.nan], [2.0, 0.0]])
-    images = images.contiguous(memory_format=torch.channels_last)
-    g = torch.randn_like(F.max_pool2d(images, 2).float()).to(dtype).contiguous(memory_format=torch.channels_last)
-    for wide in (columns, columns + 3, kernels.roomy(columns)):
-
-        def roomy(x: Tensor, wide: int = wide) -> Tensor:
-            behind = (0, 0, 0, 0, 0, wide - columns)
-            wider = F.pad(x.to(device), behind, value=torch.nan).contiguous(memory_format=torch.channels_last)
-            return wider[:, :columns]
-
-        out = torch.full((3, wide, *g.shape[2:]), torch.nan, dtype=dtype, device=device)
-        out = out.contiguous(memory_format=torch.channels_last)
-        gpu.pool(roomy(images), out)
-        expected = kernels.widened(kernels.pool(images, wide), wide)
-        torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0, equal_nan=True)
-        back = torch.zeros((3, wide, *images.shape[2:]), dtype=dtype, device=device)
-        back = back.contiguous(memory_format=torch.channels_last)
-        gpu.unpool(roomy(g), roomy(images), back)
-        assert torch.equal(back.cpu(), kernels.widened(kernels.unpool(g, images, wide), wide))
-
-
-def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
-    for name, value in vars(other).items():
-        found = getattr(one, name)
-        assert (found is None) == (value is None)
-        if value is not None:
-            torch.testing.assert_close(found.cpu(), value, rtol=1e-4, atol=bound)
-
-
-@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton, which comes with torch for CUDA")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels themselves are compared, in test_gpu.py")
-def test_the_kernels_compute_what_their_twins_do() -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.core.test_fused import compare
+from tests.core.kernel_twins import compare, compare_networks, compare_pooling
 from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
@@ -30,6 +30,14 @@ NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3
 def test_kernels_compute_what_their_twins_do(dtype: torch.dtype) -> None:
     for rows, columns in product((1, 64, 70_000), (5, 64, 130)):
         compare(rows, columns, dtype, "cuda")
+    for columns in (5, 16, 27, 64, 130):
+        compare_pooling(columns, dtype, "cuda")
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
+def test_networks_learn_by_the_kernels_what_they_learn_without() -> None:
+    with tf32(False):
+        compare_networks("cuda")
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:

@@ -49,7 +49,7 @@ _COMPANIONS: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
 
 def _companion(stream: torch.cuda.Stream) -> torch.cuda.Stream:
     """Each stream has its own. Products recorded on one share a workspace, and steps of two streams may run at once;
-    torch has 32 streams of each priority, so those of another priority are never anybody's but a companion."""
+    torch hands out 32 streams of each priority in turn, so a companion has another priority than its stream."""
     if stream not in _COMPANIONS:
         _COMPANIONS[stream] = torch.cuda.Stream(stream.device, priority=-1)
     return _COMPANIONS[stream]

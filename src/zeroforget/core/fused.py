@@ -152,7 +152,8 @@ def _wider(x: Tensor, columns: int) -> Tensor:
     own = x.shape[1]
     if own == columns:
         return x
-    return kernels.like(kernels.gather(kernels.matrix(x), kernels.every(own), columns, False)[0], x)
+    rows = kernels.matrix(kernels.side_by_side(x))
+    return kernels.like(kernels.gather(rows, kernels.every(own), columns, False)[0], x)
 
 
 def _mostly_new(block: Block, inputs: int) -> bool:

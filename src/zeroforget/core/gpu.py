@@ -153,18 +153,20 @@ def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: boo
 
 def pool(x: Tensor, out: Tensor) -> None:
     """As `kernels.pool`, into all of `out`, zeros behind x's features."""
-    _pooling(x, x, out, out.shape[1], back=False)
+    _pooling(x, x, out, back=False)
 
 
 def unpool(g: Tensor, x: Tensor, grad: Tensor) -> None:
     """As `kernels.unpool`, into all of `grad`, zeros behind x's features."""
-    _pooling(x, g, grad, grad.shape[1], back=True)
+    _pooling(x, g, grad, back=True)
 
 
-def _pooling(x: Tensor, g: Tensor, out: Tensor, wide: int, *, back: bool) -> None:
+def _pooling(x: Tensor, g: Tensor, out: Tensor, *, back: bool) -> None:
     n, channels, height, width = x.shape
-    places = n * (height // 2) * (width // 2)
-    shape, unit = _Shape(places, wide), _unit(wide, matrix(x), matrix(g))
+    places, wide = n * (height // 2) * (width // 2), out.shape[1]
+    # How far apart positions are is asked of matrices: of images one position wide, stride(3) says nothing.
+    shape, from_x, from_g = _Shape(places, wide), matrix(x), matrix(g)
+    unit = _unit(wide, from_x, from_g)
     if places:
         _pool[(triton.cdiv(places, shape.tile), shape.across)](
             x,
@@ -173,8 +175,8 @@ def _pooling(x: Tensor, g: Tensor, out: Tensor, wide: int, *, back: bool) -> Non
             places,
             channels,
             wide // unit if unit > 1 else channels,
-            x.stride(3) // unit,
-            g.stride(3) // unit,
+            from_x.stride(0) // unit,
+            from_g.stride(0) // unit,
             wide // unit,
             height // 2,
             width // 2,

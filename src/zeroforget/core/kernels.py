@@ -171,24 +171,24 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(scale, beta, beta if bias is None else beta + scale * bias)
 
 
-def finish(y: Tensor, given: Vectors, relu: bool, columns: int | None = None) -> None:
-    """y ← relu(scale · y + shift) in place, each part only where there is one, in the first columns (None: in all);
-    the others become zeros."""
-    columns = y.shape[1] if columns is None else columns
-    if given.shift is None and not relu:  # the others are zeros already, by zeros in the weight
+def finish(y: Tensor, given: Vectors, relu: bool, features: int | None = None) -> None:
+    """y ← relu(scale · y + shift) in place, each part only where there is one, in the first features (None: in all);
+    what lies behind them becomes zeros."""
+    features = y.shape[1] if features is None else features
+    if given.shift is None and not relu:  # zeros lie there already, by zeros in the weight (of finite inputs)
         return
     if on_gpu(y):
         from zeroforget.core import gpu
 
-        gpu.finish(y, given, relu, columns)
+        gpu.finish(y, given, relu, features)
         return
-    wide = y[:, :columns].to(_wide(y))
+    wide = y[:, :features].to(_wide(y))
     if given.scale is not None:
         wide = wide * given.scale
     if given.shift is not None:
         wide = wide + given.shift
-    y[:, :columns] = wide.clamp(min=0) if relu else wide
-    y[:, columns:] = 0
+    y[:, :features] = wide.clamp(min=0) if relu else wide
+    y[:, features:] = 0
 
 
 @dataclass(frozen=True)
@@ -201,23 +201,23 @@ class Sums:
 
 
 def unfinish(
-    g: Tensor, out: Tensor | None, given: Vectors, relu: bool, columns: int | None = None
+    g: Tensor, out: Tensor | None, given: Vectors, relu: bool, wide: int | None = None
 ) -> tuple[Tensor, Sums | None]:
     """Back through `finish`: the gradient of y and, where there is a scale, the sums. `out` is what `finish` left, and
-    y had so many columns (None: as many); those that were not meant get zeros. Rows of g and `out` may lie apart.
+    y was so `wide` (None: as g); what lay behind the features gets zeros. Rows of g and `out` may lie apart.
 
     With m the gradient behind the rectifier: dβ = Σ m, db = γ Σ m, dγ = Σ m (y + b) = (Σ m · out − β Σ m) / γ.
     """
-    columns = g.shape[1] if columns is None else columns
+    wide = g.shape[1] if wide is None else wide
     if given.scale is None and not relu:
-        same = g.shape[1] == columns and g.is_contiguous()
-        return (g if same else gather(g, every(g.shape[1]), columns, False)[0]), None
+        same = g.shape[1] == wide and g.is_contiguous()
+        return (g if same else gather(g, every(g.shape[1]), wide, False)[0]), None
     if on_gpu(g):
         from zeroforget.core import gpu
 
         assert out is not None
-        return gpu.unfinish(g, out, given, relu, columns)
-    behind = (0, columns - g.shape[1])
+        return gpu.unfinish(g, out, given, relu, wide)
+    behind = (0, wide - g.shape[1])
     m = g.to(_wide(g))
     if relu:
         assert out is not None

@@ -139,7 +139,8 @@ class GrowingLayer(nn.Module):
         geometry = None
         if self._numbers is not None:
             x, geometry = self._geometry(x)
-        if fits(x, geometry) and self._fuses(norm):
+        known = x.shape[1] == self.grown.value.shape[1]  # of any other input torch shall say that it does not fit
+        if known and fits(x, geometry) and self._fuses(norm):
             plan, affine = self._fuse(norm, geometry, x.device)
             weight, made = self._values(autocast_dtype(x), x.device)
             return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan, made)
@@ -166,10 +167,10 @@ class GrowingLayer(nn.Module):
 
     def make_ready(self, dtype: torch.dtype | None, device: torch.device) -> None:
         """Bring what the fused operator reads of the parameters into place, before the layer's turn and on the current
-        stream; for a layer that has had a turn before."""
+        stream; for a layer that has had a turn in this task."""
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
-        if self._fused is not None and self._fuses(norm):
+        if self._fused is not None and self._fused[0].block is self.grown.block and self._fuses(norm):
             _, affine = self._fuse(norm, self._fused[0].geometry, device)
             weight = self.grown.synced(dtype, widths(self.grown.value.shape))
             made = vectors(affine)
@@ -270,10 +271,10 @@ def ahead(net: nn.Module, x: Tensor) -> Iterator[None]:
     """While a step is recorded, every layer's parameters are brought into place beside the work of the first ones."""
     with Beside(x) as beside:
         layers = [layer for layer in net.modules() if isinstance(layer, GrowingLayer)] if beside.recorded else []
-        with beside.aside():
-            for layer in layers:
-                layer.make_ready(autocast_dtype(x), x.device)
         try:
+            with beside.aside():
+                for layer in layers:
+                    layer.make_ready(autocast_dtype(x), x.device)
             yield
         finally:
             for layer in layers:

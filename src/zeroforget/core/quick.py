@@ -176,7 +176,8 @@ def _halved(
     """What is pooled, if that is two by two and nothing else."""
     numbers = [(n, n) if isinstance(n, int) else n for n in (kernel_size, stride or kernel_size, padding, dilation)]
     plain = [tuple(pair) for pair in numbers] == [(2, 2), (2, 2), (0, 0), (1, 1)]
-    return input if plain and not (ceil_mode or return_indices) and fits(input) else None
+    plain = plain and not (ceil_mode or return_indices)
+    return input if plain and fits(input) and min(input.shape[2:]) >= 2 else None
 
 
 def _mixed(

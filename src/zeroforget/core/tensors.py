@@ -60,7 +60,7 @@ class GrowingTensor(nn.Module):
         spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
         facts = [float(spread), float(self.value.double().mean()), float(self._inputs())]
         self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
-        self._low: Tensor | None = None
+        self._low: dict[tuple[torch.dtype, torch.device, torch.Size], Tensor] = {}
         self.task = -1
         self._row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
         self._col_births = self._no_births()
@@ -178,12 +178,14 @@ class GrowingTensor(nn.Module):
                 return self.rows.data
             self.sync()
             return own
-        low = self._low
-        if low is None or (low.dtype, low.device, low.shape) != (dtype, own.device, shape):
+        # All of them are kept: a step that was recorded with one may be replayed after others were asked for.
+        low = self._low.get((dtype, own.device, shape))
+        if low is None:
             self.sync()
             with torch.inference_mode(False):  # it is kept for steps that are not
                 behind = [(0, more - n) for n, more in zip(reversed(own.shape), reversed(shape), strict=True)]
-                self._low = low = F.pad(own.to(dtype), [size for pair in behind for size in pair])
+                low = F.pad(own.to(dtype), [size for pair in behind for size in pair])
+                self._low[dtype, own.device, shape] = low
         else:
             self._write(low.data[tuple(slice(size) for size in own.shape)])
         return low
@@ -203,7 +205,7 @@ class GrowingTensor(nn.Module):
                 self.block.old_out.put(whole, self.row, old)
 
     def _forget_low(self) -> None:
-        self._low = None
+        self._low = {}
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingTensor:
         self._forget_low()
@@ -218,7 +220,7 @@ class GrowingTensor(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_low": None}
+        return self.__dict__ | {"_low": {}}
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.sync()

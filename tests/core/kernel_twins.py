@@ -1,0 +1,206 @@
+"""The GPU's kernels against their twins, and whole networks by them against networks without: on a GPU (`test_gpu.py`),
+or on a CPU under Triton's interpreter (`test_interpreted.py`)."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.core import kernels
+from zeroforget.core.births import Places
+from zeroforget.core.grow import grow
+from zeroforget.core.kernels import Affine, positions
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.quick import Quick
+
+
+def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """The GPU's kernels against their twins; on the CPU under Triton's interpreter."""
+    from zeroforget.core import gpu
+
+    torch.manual_seed(rows + columns)
+    bound = 1e-5 * rows + 1e-5
+    for run, relu, biased, scaled in product((True, False), repeat=4):
+        new = torch.zeros(columns, dtype=torch.bool)
+        new[torch.arange(columns - 3, columns) if run else torch.randperm(columns)[:3]] = True
+        born, covered = Places.where(new), Places.where(~new)
+        affine = Affine(
+            torch.randn(columns) if biased else None,
+            torch.randn(3) if biased else None,
+            torch.cat([torch.zeros(1), torch.rand(columns - 4) + 0.5]) if scaled else None,
+            torch.randn(columns - 3) if scaled else None,
+            positions(born, columns),
+            positions(covered, columns),
+        )
+        there = Affine(*(None if t is None else t.to(device) for t in vars(affine).values()))  # type: ignore[arg-type]
+        vectors = kernels.vectors(affine)
+        if biased or scaled:
+            assert_alike(gpu.vectors(there), vectors)
+        vectors_there = kernels.Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
+        y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
+        out = y.clone()
+        kernels.finish(out, vectors, relu)
+        for wide in (columns, kernels.roomy(columns), columns + 5):
+            room = F.pad(y.to(device), (0, wide - columns), value=torch.nan)
+            gpu.finish(room, vectors_there, relu, columns)
+            torch.testing.assert_close(room[:, :columns].cpu(), out)
+            assert not room[:, columns:].any()
+        broken = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
+        gpu.finish(broken, vectors_there, relu, columns)
+        assert broken.isnan().all()  # as torch's own: training that diverged must show it
+        gap = -columns % 8
+        gaps = [(0, 0, columns), (3, gap, columns + 5), (gap + 8, gap, kernels.roomy(columns))]
+        for apart, left, wide in gaps if relu or scaled else ():
+            given_g, given_out = (
+                F.pad(t.to(device), (0, behind), value=torch.nan)[:, :columns]
+                for t, behind in ((g, apart), (out, left))
+            )
+            mine, sums = gpu.unfinish(given_g, given_out, vectors_there, relu, wide)
+            twin, expected = kernels.unfinish(g, out, vectors, relu, wide)
+            torch.testing.assert_close(mine.cpu(), twin)
+            assert (sums is None) == (expected is None)
+            if sums is not None:
+                assert_alike(sums, expected, bound)
+        for start in (0, 8):  # read several at a time, where so many lie there
+            some = Places.where((torch.arange(columns) >= start) & (torch.arange(columns) < start + 3))
+            apart_x = F.pad(g.to(device), (0, 8 - columns % 8), value=torch.nan)[:, :columns]
+            assert torch.equal(gpu.gather(apart_x, some, 8, False)[0].cpu(), kernels.gather(g, some, 8, False)[0])
+        mine, total = gpu.gather(g.to(device), born, 8, True)
+        twin, wanted = kernels.gather(g, born, 8, True)
+        assert torch.equal(mine.cpu(), twin)
+        assert total is not None
+        torch.testing.assert_close(total.cpu(), wanted, rtol=1e-4, atol=bound)
+        torch.testing.assert_close(gpu.totals(g.to(device)).cpu(), kernels.totals(g), rtol=1e-4, atol=bound)
+
+
+def compare_pooling(columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Pooling there and back, of images of many sizes: down to a single position, where strides say nothing."""
+    from zeroforget.core import gpu
+
+    torch.manual_seed(columns)
+    for high, across in ((2, 2), (3, 3), (7, 3), (2, 5), (9, 5)):
+        images = torch.randint(4, (3, columns, high, across)).to(dtype)  # many that are equal
+        if dtype == torch.float32 or device != "cpu":  # the interpreter takes negative bfloat16 for large
+            images -= 2
+        images[0, 0, :2, :2] = torch.tensor([[1.0, torch.nan], [2.0, 0.0]])
+        images = images.contiguous(memory_format=torch.channels_last)
+        g = torch.randn_like(F.max_pool2d(images, 2).float()).to(dtype).contiguous(memory_format=torch.channels_last)
+        for wide in (columns, columns + 3, kernels.roomy(columns)):
+            there, given_g = (_with_room(t, wide, device) for t in (images, g))
+            out = torch.full((3, wide, *g.shape[2:]), torch.nan, dtype=dtype, device=device)
+            out = out.contiguous(memory_format=torch.channels_last)
+            gpu.pool(there, out)
+            expected = kernels.widened(kernels.pool(images, wide), wide)
+            torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+            flat = g.to(device).contiguous().view(3, -1).view(g.shape)  # as flattening hands it back
+            for given in (given_g, kernels.side_by_side(flat)):
+                back = torch.zeros((3, wide, high, across), dtype=dtype, device=device)
+                back = back.contiguous(memory_format=torch.channels_last)
+                gpu.unpool(given, there, back)
+                assert torch.equal(back.cpu(), kernels.widened(kernels.unpool(g, images, wide), wide))
+
+
+def _with_room(x: Tensor, wide: int, device: str) -> Tensor:
+    behind = (0, 0, 0, 0, 0, wide - x.shape[1])
+    wider = F.pad(x.to(device), behind, value=torch.nan).contiguous(memory_format=torch.channels_last)
+    return wider[:, : x.shape[1]]
+
+
+def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
+    for name, value in vars(other).items():
+        found = getattr(one, name)
+        assert (found is None) == (value is None)
+        if value is not None:
+            torch.testing.assert_close(found.cpu(), value, rtol=1e-4, atol=bound)
+
+
+class ToOnePosition(nn.Module):
+    """Pools images down to one position, as a VGG does with small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 27, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(27, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(24, 21), nn.ReLU(), nn.Linear(21, 13),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.stack(x)
+        return out
+
+
+class FeaturesApart(nn.Module):
+    """Its linear layer reads one position of an image whose channels come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 19, 3, padding=1), nn.Linear(19, 13), nn.Linear(13, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu().contiguous()
+        out: Tensor = self.last(F.relu(self.second(x[:, :, 1, 1])))
+        return out
+
+
+class Mixture(nn.Module):
+    """Batch normalization, a residual sum, what overwrites in place, concatenation, an odd pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 19, 2), nn.BatchNorm2d(19), nn.Conv2d(19, 19, 3, padding=1)
+        self.beside, self.third, self.last = nn.Conv2d(3, 11, 2), nn.Conv2d(30, 17, 1), nn.Linear(17, 13)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.first(x)), inplace=True)
+        z = self.second(y)
+        z += y
+        z = torch.cat([F.relu_(z), self.beside(x).add_(0.3)], 1)
+        z = F.max_pool2d(z, 2).mul_(1.5)
+        out: Tensor = self.last(self.third(z).clamp_(-1, 1).mean((2, 3)))
+        return out
+
+
+def compare_networks(device: str = "cpu") -> None:
+    """A step of whole networks by the kernels against one without them, in float32."""
+    for make, fn, (growth, start) in product(
+        (ToOnePosition, FeaturesApart, Mixture), ("reused", "none"), ((0.2, 0.7), (0.5, 0.4), (None, 1.0))
+    ):
+        net = _grown(make, fn, growth, start).to(device)
+        task = "a" if growth is None else "b"
+        for batch in (4, 1) if make is not Mixture else (4,):
+            x = torch.randn(batch, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
+            slow = _step(copy.deepcopy(net), x, task, by_kernels=False)
+            fast = _step(copy.deepcopy(net), x, task, by_kernels=True)
+            for name, wanted in slow.items():
+                told = f"{make.__name__}, {fn}, {growth}, {batch} images: {name}: "
+                torch.testing.assert_close(fast[name], wanted, rtol=1e-3, atol=2e-4, msg=lambda m, told=told: told + m)
+
+
+def _grown(make: type[nn.Module], fn: str, growth: float | None, start: float) -> GrowingNetwork:
+    torch.manual_seed(0)
+    net = grow(make(), torch.randn(2, 3, 8, 8), fn=fn, start=start, bridge="random")
+    net.add_task("a", 3)
+    if growth is not None:
+        net.add_task("b", 4, growth=growth)
+    for p in net.parameters():
+        p.data += 0.1 * torch.rand_like(p)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net.train()
+
+
+def _step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dict[str, Tensor | None]:
+    """The gradients of a step, that of its input too."""
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch, Quick() if by_kernels else nullcontext():
+        patch.setattr(kernels, "on_gpu", lambda t: by_kernels and t.dtype != torch.float64)
+        out = net(x, task)
+        out.sin().sum().backward()
+    return {"input": x.grad, "output": out.detach()} | {name: p.grad for name, p in net.named_parameters()}
