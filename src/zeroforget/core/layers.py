@@ -17,7 +17,7 @@ from zeroforget.core.births import Places, select
 from zeroforget.core.fused import Plan, fits, fused, widths
 from zeroforget.core.kernels import Affine, Vectors, positions, vectors
 from zeroforget.core.labels import Label, births_of
-from zeroforget.core.ops import Geometry, Scaling, autocast_dtype, grown
+from zeroforget.core.ops import Geometry, Scaling, apply, autocast_dtype, grown
 from zeroforget.core.tensors import GrowingTensor
 
 Births = Mapping[str, Tensor]
@@ -152,7 +152,10 @@ class GrowingLayer(nn.Module):
         born, bias = None, None
         if self.grown_bias is not None:
             born, bias = self.grown_bias.rows, self.grown_bias.synced()
-        parts = (self.grown.rows, self.grown.cols, born)
+        rows = self.grown.rows
+        if rows is not None and self._all_newborn(norm) and autocast_dtype(x) is None:
+            return apply(x, rows, born, geometry)
+        parts = (rows, self.grown.cols, born)
         if geometry is None or not len(norm.covered) or not self.folds:
             y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block, geometry)
             return _normalize(y, norm, -1 if geometry is None else y.dim() - 1 - len(geometry.stride))
@@ -161,6 +164,11 @@ class GrowingLayer(nn.Module):
         assert norm.shift is not None
         learned = (self._scaling(norm, autocast_dtype(x)), norm.scale, norm.shift)
         return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned)
+
+    def _all_newborn(self, norm: FeatureNorm) -> bool:
+        """Whether this is an ordinary layer, as in a first task: nothing is frozen and nothing is normalized."""
+        tensors = [self.grown] if self.grown_bias is None else [self.grown, self.grown_bias]
+        return not len(norm.covered) and all(t.rows is not None and not len(t.block.old_out) for t in tensors)
 
     def _fuses(self, norm: FeatureNorm) -> bool:
         return self.folds or not (len(norm.covered) or self.relu)
