@@ -41,7 +41,7 @@ def step_ratios(device: str) -> Iterator[Row]:
             args = argparse.Namespace(
                 network=network, shape=shape, width=width, batch=batch, device=device, align=[8], channels_last=False
             )
-            times = medians(contestants(args, frozen, False), rounds=7)
+            times = medians(contestants(args, frozen, False), rounds=7, enough=20.0)
             for name, ms in times.items():
                 if name != "finetuning":
                     yield f"{title}; {frozen:.0%} frozen: {name} / finetuning", ms / times["finetuning"]
@@ -70,7 +70,7 @@ def inference_ratio(device: str) -> Iterator[Row]:
 
         return step
 
-    times = medians({"dense": captured(run(dense)), "plain": captured(run(plain))}, rounds=15)
+    times = medians({"dense": captured(run(dense)), "plain": captured(run(plain))}, rounds=15, enough=10.0)
     yield "inference: dense(task) / plain network of its widths", times["dense"] / times["plain"]
 
 

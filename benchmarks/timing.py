@@ -33,13 +33,19 @@ def captured(step: Step, warmup: int = 3) -> Step:
     return replay
 
 
-def medians(steps: dict[str, Step], *, rounds: int = 15, seconds: float = 0.05) -> dict[str, float]:
-    """Milliseconds of each step: the median over rounds, in each of which all take their turn."""
+def medians(
+    steps: dict[str, Step], *, rounds: int = 15, seconds: float = 0.05, enough: float = 0.0
+) -> dict[str, float]:
+    """Milliseconds of each step: the median over rounds, in each of which all take their turn, each round another one
+    first. There are more rounds than asked for while these have not taken `enough` seconds."""
     repeats = {name: max(1, round(seconds / _once(step, 1))) for name, step in steps.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(_once(step, repeats[name]))
+    order, began, done = list(steps), time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - began < enough:
+        for name in order:
+            times[name].append(_once(steps[name], repeats[name]))
+        order.append(order.pop(0))
+        done += 1
     return {name: 1000 * statistics.median(values) for name, values in times.items()}
 
 
