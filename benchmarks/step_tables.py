@@ -64,6 +64,7 @@ def epochs(files: list[Path]) -> str:
 
 
 RATIOS = {
+    "a first task, where everything is newborn, ÷ fine-tuning": "95% frozen: first task / finetuning",
     "growing ÷ fine-tuning, 95 % frozen": "95% frozen: tfm/8 / finetuning",
     "the same without feature normalization": "95% frozen: tfm-nofn/8 / finetuning",
     "growing ÷ fine-tuning, 50 % frozen": "50% frozen: tfm/8 / finetuning",
@@ -82,5 +83,6 @@ def ratios(files: list[Path]) -> str:
         cells = [f"{values[f'{network}; {name}']:.2f}" for network in networks]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     rest = [f"- {name}: {value:.2f}" for name, value in values.items() if "frozen" not in name]
-    made = f"{found['threads']} threads, torch {found['torch']}, commit {found['commit']}, {found['date']}"
+    where = f"{found['device']}, {found['threads']} threads, torch {found['torch']}"
+    made = f"{where}, commit {found['commit']}, {found['date']}"
     return "\n".join([*lines, "", *rest, "", f"`{found['command']}`: {made}."])

@@ -159,6 +159,10 @@ def main() -> None:
         args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}, indent=1) + "\n")
 
 
+def _cpu() -> str:
+    return f"CPU ({torch.backends.cpu.get_cpu_capability()})"
+
+
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     """Where and how something was measured."""
     words = sys.argv[1:]
@@ -168,7 +172,7 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": shlex.join(["python", "-m", program, *words]),
         "args": {k: str(v) for k, v in vars(args).items() if k != "out"},
-        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
+        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else _cpu(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "commit": commit(),

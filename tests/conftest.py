@@ -28,3 +28,12 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one method share a worker, and with it the training that several of them look at."""
+    for item in items:
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if item.path.parent.name == "methods" and isinstance(name, str):
+            item.add_marker(pytest.mark.xdist_group(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ OURS = ("-best", "-ablations", "-rewind")
 VARIANTS = {"joint-scratch", "tfm-search", "tfm-nofn-search", "tfm-weights", "packnet-short"}
 """Rows of our own, beside the paper's."""
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+load = cache(Experiment.load)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_can_be_run(path: Path) -> None:
-    experiment = Experiment.load(path)
+    experiment = load(path)
     assert experiment.name == path.stem
     assert experiment.about
     assert len({config.folder for config in experiment.runs()}) == len(experiment.runs())
@@ -30,9 +32,7 @@ def test_a_file_can_be_run(path: Path) -> None:
 @pytest.mark.parametrize("table", paper.tables(), ids=lambda table: table.scenario)
 def test_every_table_has_a_file_with_all_its_methods(table: paper.PaperTable) -> None:
     found = [
-        e
-        for e in map(Experiment.load, FILES)
-        if table.scenario in [s.name for s in e.scenarios] and not e.name.endswith(OURS)
+        e for e in map(load, FILES) if table.scenario in [s.name for s in e.scenarios] and not e.name.endswith(OURS)
     ]
     assert len(found) == 1
     labels = {choice.label for choice in found[0].methods}
@@ -45,7 +45,7 @@ def test_every_table_has_a_file_with_all_its_methods(table: paper.PaperTable) ->
 
 def test_an_ablation_changes_one_thing_at_a_time() -> None:
     path = next(path for path in FILES if path.stem.endswith("ablations"))
-    default, *others = Experiment.load(path).methods
+    default, *others = load(path).methods
     plain = default.all_options()
     assert (plain["start"], plain["growth"]) == (0.55, 0.05)
     for choice in others:
