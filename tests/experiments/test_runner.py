@@ -412,7 +412,8 @@ def killed(toml: Path, out: Path, reports: int, delay: float) -> bool:
 @pytest.mark.parametrize(
     ("more", "kills"),
     [
-        pytest.param("", 10, id="plain"),
+        pytest.param("", 4, id="plain"),
+        pytest.param("", 10, id="plain-ten", marks=pytest.mark.soak),
         pytest.param(SEARCH, 4, id="search"),
         pytest.param(SEARCH, 10, id="search-ten", marks=pytest.mark.soak),
     ],
