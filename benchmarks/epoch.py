@@ -2,7 +2,8 @@
 
 Both train on the same images (random ones, of Tiny ImageNet's sizes) with the same network, precision and shuffling,
 validate after every epoch and keep the best weights. How busy the GPU is comes from a profile: the time in which at
-least one kernel runs, over all of it. `--kernels 20` prints on what each loop spends that time.
+least one kernel runs, over all of it. `--kernels 20` prints on what each loop spends that time. `--experiment FILE`
+takes network, regime and augmentation from an experiment's file, without the plainest loop, which knows none of it.
 
 TFM learns its second task: 5 % of the features after 55 %, at the widths as they come and at multiples of 8, and 15 %
 after 85 %, where the network is as wide as the one that is fine-tuned (less than 15 % would leave narrow layers without
@@ -17,7 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps import facts_of
 from zeroforget.data import Preparation, Split, Task
+from zeroforget.experiments.experiment import Experiment
 from zeroforget.methods import registry
 from zeroforget.nets import build
 from zeroforget.training import Fit, Regime
@@ -46,7 +48,7 @@ def random_task(args: argparse.Namespace, number: int) -> Task:
         return Split(images.to(args.device), torch.randint(CLASSES, (count,), generator=draw).to(args.device))
 
     channels = args.shape[0]
-    prepare = Preparation((0.5,) * channels, (0.25,) * channels)
+    prepare = Preparation((0.5,) * channels, (0.25,) * channels, **args.augmented)
     parts = (split(args.images), split(args.images // 9), split(2 * CLASSES))
     return Task(f"task {number}", tuple(map(str, range(CLASSES))), *parts, prepare)
 
@@ -96,21 +98,16 @@ class Ours:
 
 def ours(args: argparse.Namespace, tasks: list[Task], loop: Ours, epochs: int) -> list[float]:
     """The newest task's epochs; a growing method learns one before it, for a single epoch."""
-    net, example = build(args.network, tuple(args.shape)), torch.zeros(2, *args.shape)
+    net, example = build(args.network, tuple(args.shape), **args.options), torch.zeros(2, *args.shape)
     with seeded("net"):
         method = registry.build(loop.method, net, example, **loop.options)
     method.to(args.device)
-    chosen = dict(lr=args.lr, precision=args.precision, device=args.device, batch_size=args.batch)
-    regime = Regime(capture=loop.capture, **chosen)
+    regime = replace(args.regime, capture=loop.capture)
     learned = tasks if method.grows else tasks[:1]
     for task in learned:
-        last = task is learned[-1]
-        log = method.learn(task, Fit(_with(regime, epochs if last else 1)))
+        asked = {"epochs": epochs} if task is learned[-1] else {"epochs": 1, "warmup": 0.0}
+        log = method.learn(task, Fit(replace(regime, patience=1000, **asked)))
     return [epoch.seconds for epoch in log.epochs]
-
-
-def _with(regime: Regime, epochs: int) -> Regime:
-    return Regime(**(vars(regime) | {"epochs": epochs, "patience": 1000}))
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,9 @@ def main() -> None:
     """Measure, print, and write JSON if asked."""
     args = arguments()
     tasks = [random_task(args, n) for n in range(2)]
-    sides: dict[str, Callable[[int], list[float]]] = {"plainest loop": lambda epochs: plainest(args, tasks[0], epochs)}
+    sides: dict[str, Callable[[int], list[float]]] = {}
+    if args.experiment is None:
+        sides["plainest loop"] = lambda epochs: plainest(args, tasks[0], epochs)
     for name, loop in loops(args).items():
         sides[name] = lambda epochs, loop=loop: ours(args, tasks, loop, epochs)  # type: ignore[misc]
     rows: list[dict[str, Any]] = []
@@ -190,8 +189,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="only loops with this in their name, beside the plainest")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each loop, the longest first")
+    parser.add_argument("--experiment", type=Path, help="take network, regime and augmentation from this file")
     parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.options, args.augmented = dict[str, Any](), dict[str, Any]()
+    if args.experiment is None:
+        chosen = dict(lr=args.lr, precision=args.precision, batch_size=args.batch)
+        args.regime = Regime(device=args.device, **chosen)
+        return args
+    found = Experiment.load(args.experiment, device=args.device)
+    args.network, args.options = found.network.name, found.network.options
+    args.regime, args.precision, args.batch = found.regime, found.regime.precision, found.regime.batch_size
+    known = {one.name for one in fields(Preparation)}
+    args.augmented = {name: value for name, value in found.scenarios[0].options.items() if name in known}
+    return args
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ or on a CPU under Triton's interpreter (`test_interpreted.py`)."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import product
 
@@ -17,7 +18,7 @@ from zeroforget.core.births import Places
 from zeroforget.core.grow import grow
 from zeroforget.core.kernels import Affine, positions
 from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.quick import Quick
+from zeroforget.core.quick import Quick, rectified
 
 
 def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -106,6 +107,47 @@ def compare_pooling(columns: int, dtype: torch.dtype, device: str = "cpu") -> No
                 assert torch.equal(back.cpu(), kernels.widened(kernels.unpool(g, images, wide), wide))
 
 
+def compare_norms(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Batch normalization there and back; features far from zero among them, and one that is always the same."""
+    from zeroforget.core import gpu_norm
+
+    torch.manual_seed(rows + columns)
+    x = (torch.randn(rows, columns) * torch.logspace(-1, 1, columns) + torch.linspace(-30, 30, columns)).to(dtype)
+    x[:, 0], g = 3.0, torch.randn(rows, columns).to(dtype)
+    for relu, tracked, apart in product((True, False), (True, False), (0, 3, -columns % 8 + 8)):
+        weight, bias = torch.randn(columns), torch.randn(columns)
+        before = [torch.randn(columns), torch.rand(columns)] if tracked else [None, None]
+        here = kernels.Norm(weight, bias, *(None if t is None else t.clone() for t in before), 0.3, 1e-5)
+        kept = [None if t is None else t.to(device, copy=True) for t in before]
+        there = kernels.Norm(weight.to(device), bias.to(device), *kept, 0.3, 1e-5)
+        given_x, given_g = (F.pad(t.to(device), (0, apart), value=torch.nan)[:, :columns] for t in (x, g))
+        y, mine = torch.empty_like(x), torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
+        moments, found = kernels.standardize(x, y, here, relu), gpu_norm.standardize(given_x, mine, there, relu)
+        torch.testing.assert_close(found.mean.cpu(), moments.mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.inverse.cpu()[1:], moments.inverse[1:], rtol=1e-4, atol=0)
+        bound = {} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+        torch.testing.assert_close(mine.cpu()[:, 1:], y[:, 1:], **(bound or {"rtol": 1e-4, "atol": 1e-4}))
+        for tensor, twin in ((there.mean, here.mean), (there.var, here.var)):
+            assert (tensor is None) == (twin is None)
+            if tensor is not None:
+                torch.testing.assert_close(tensor.cpu(), twin, rtol=1e-4, atol=1e-5)
+        # Back from the twin's moments: in a feature that is always the same, rounding would be all that is compared.
+        same = kernels.Moments(moments.mean.to(device), moments.inverse.to(device))
+        for need_x in (True, False):
+            wanted = kernels.unstandardize(g, x, moments, here, relu, need_x)
+            got = gpu_norm.unstandardize(given_g, given_x, same, there, relu, need_x)
+            for one, other, off in zip(got, wanted, (1e-4, 1e-5 * rows, 1e-5 * rows), strict=True):
+                assert (one is None) == (other is None) == (not need_x and other is None)
+                if one is not None:
+                    low = one.dtype != torch.float32
+                    torch.testing.assert_close(one.cpu(), other, rtol=1e-2 if low else 1e-3, atol=1e-2 if low else off)
+        broken = given_x.clone()
+        broken[-1, -1] = torch.nan
+        gpu_norm.standardize(broken, mine, there, relu)
+        assert mine[:, -1].isnan().all()  # as torch's own: training that diverged must show it
+        assert not mine[:, :-1].isnan().any()
+
+
 def _with_room(x: Tensor, wide: int, device: str) -> Tensor:
     behind = (0, 0, 0, 0, 0, wide - x.shape[1])
     wider = F.pad(x.to(device), behind, value=torch.nan).contiguous(memory_format=torch.channels_last)
@@ -150,6 +192,24 @@ class FeaturesApart(nn.Module):
         return out
 
 
+class Normalized(nn.Module):
+    """Batch normalization with and without a rectifier behind it, as a VGG has it and as a residual network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
+            nn.Conv2d(16, 21, 3, padding=1), nn.BatchNorm2d(21, momentum=0.3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(21, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16, track_running_stats=False),
+        )  # fmt: skip
+        self.last = nn.Linear(16, 13)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stack(x)
+        out: Tensor = self.last((y + y.mul(0.5).relu_()).relu_().mean((2, 3)))
+        return out
+
+
 class Mixture(nn.Module):
     """Batch normalization, a residual sum, what overwrites in place, concatenation, an odd pool."""
 
@@ -168,14 +228,15 @@ class Mixture(nn.Module):
         return out
 
 
-def compare_networks(device: str = "cpu") -> None:
+NETWORKS: list[type[nn.Module]] = [ToOnePosition, FeaturesApart, Normalized, Mixture]
+
+
+def compare_networks(device: str = "cpu", networks: Iterable[type[nn.Module]] = NETWORKS) -> None:
     """A step of whole networks by the kernels against one without them, in float32."""
-    for make, fn, (growth, start) in product(
-        (ToOnePosition, FeaturesApart, Mixture), ("reused", "none"), ((0.2, 0.7), (0.5, 0.4), (None, 1.0))
-    ):
+    for make, fn, (growth, start) in product(networks, ("reused", "none"), ((0.2, 0.7), (0.5, 0.4), (None, 1.0))):
         net = _grown(make, fn, growth, start).to(device)
         task = "a" if growth is None else "b"
-        for batch in (4, 1) if make is not Mixture else (4,):
+        for batch in (4, 1) if make in (ToOnePosition, FeaturesApart) else (4,):
             x = torch.randn(batch, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
             slow = _step(copy.deepcopy(net), x, task, by_kernels=False)
             fast = _step(copy.deepcopy(net), x, task, by_kernels=True)
@@ -203,4 +264,28 @@ def _step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dic
         patch.setattr(kernels, "on_gpu", lambda t: by_kernels and t.dtype != torch.float64)
         out = net(x, task)
         out.sin().sum().backward()
-    return {"input": x.grad, "output": out.detach()} | {name: p.grad for name, p in net.named_parameters()}
+    moved = {name: buffer for name, buffer in net.named_buffers() if "running" in name}
+    return {"input": x.grad, "output": out.detach()} | moved | {name: p.grad for name, p in net.named_parameters()}
+
+
+def compare_plain(device: str = "cpu") -> None:
+    """A step of a plain network, with rectifiers in the same pass, against one without our kernels."""
+    torch.manual_seed(0)
+    net = Normalized().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for p in net.parameters():
+        p.data += 0.1 * torch.rand_like(p)
+    x = torch.randn(4, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
+    inside = rectified(net, x)
+    assert len(inside) == 2
+    slow, fast = (_plain_step(copy.deepcopy(net), x, by_kernels) for by_kernels in (False, True))
+    for name, wanted in slow.items():
+        torch.testing.assert_close(fast[name], wanted, rtol=1e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _plain_step(net: nn.Module, x: Tensor, by_kernels: bool) -> dict[str, Tensor | None]:
+    inside = rectified(net, x)
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch, Quick(inside) if by_kernels else nullcontext():
+        patch.setattr(kernels, "on_gpu", lambda t: by_kernels and t.dtype != torch.float64)
+        net(x).sin().sum().backward()
+    return {"input": x.grad} | dict(net.named_buffers()) | {name: p.grad for name, p in net.named_parameters()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.core.kernel_twins import compare, compare_networks, compare_pooling
+from tests.core.kernel_twins import (
+    NETWORKS,
+    compare,
+    compare_networks,
+    compare_norms,
+    compare_plain,
+    compare_pooling,
+)
 from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
@@ -27,17 +33,32 @@ NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3
 
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_compute_what_their_twins_do(dtype: torch.dtype) -> None:
-    for rows, columns in product((1, 64, 70_000), (5, 64, 130)):
+@pytest.mark.parametrize("columns", [5, 64, 130])
+def test_kernels_compute_what_their_twins_do(columns: int, dtype: torch.dtype) -> None:
+    for rows in (1, 64, 70_000):
         compare(rows, columns, dtype, "cuda")
-    for columns in (5, 16, 27, 64, 130):
-        compare_pooling(columns, dtype, "cuda")
 
 
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
-def test_networks_learn_by_the_kernels_what_they_learn_without() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [5, 16, 27, 64, 130])
+def test_pooling_and_normalization_compute_what_their_twins_do(columns: int, dtype: torch.dtype) -> None:
+    compare_pooling(columns, dtype, "cuda")
+    for rows in (2, 70, 70_000):
+        compare_norms(rows, columns, dtype, "cuda")
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
+@pytest.mark.parametrize("make", NETWORKS)
+def test_networks_learn_by_the_kernels_what_they_learn_without(make: type[torch.nn.Module]) -> None:
     with tf32(False):
-        compare_networks("cuda")
+        compare_networks("cuda", [make])
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
+def test_plain_networks_learn_by_the_kernels_what_they_learn_without() -> None:
+    with tf32(False):
+        compare_plain("cuda")
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:
@@ -152,10 +173,11 @@ def test_quick_convolutions_agree_with_double_precision(groups: int) -> None:
         assert float((ours - exact).norm() / exact.norm()) < 1e-2
 
 
-def test_quick_networks_agree_with_double_precision() -> None:
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_quick_networks_agree_with_double_precision(norm: str) -> None:
     torch.manual_seed(0)
     shape = (3, 64, 64)
-    net = build("vgg16-tiny", shape, width=0.5, dropout=0.0).cuda()
+    net = build("vgg16-tiny", shape, width=0.5, dropout=0.0, norm=norm).cuda()
     exact = copy.deepcopy(net).double()
     found = rectified(net, torch.randn(16, *shape, device="cuda"))
     assert len(found) == 10

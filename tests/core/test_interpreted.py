@@ -20,7 +20,8 @@ pytestmark = [
 WORK = {
     "passes": "compare(3, 5, torch.float32), compare(70, 130, torch.bfloat16)",
     "pooling": "[compare_pooling(c, d) for c in (5, 16, 27) for d in (torch.float32, torch.bfloat16)]",
-    "networks": "compare_networks()",
+    "norms": "[compare_norms(r, c, d) for r, c in ((2, 5), (150, 24)) for d in (torch.float32, torch.bfloat16)]",
+    "networks": "compare_networks(), compare_plain()",
 }
 
 

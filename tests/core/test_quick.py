@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,62 @@ def test_it_computes_what_autograd_computes(data: st.DataObject) -> None:
     assert "Biased" in ours.grad_fn.name()
     torch.testing.assert_close(ours, y)
     torch.testing.assert_close(torch.autograd.grad(ours, asked, g), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_batch_normalization_is_that_of_torch(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 999)))
+    count, channels, height, width = (data.draw(st.integers(low, 4)) for low in (2, 1, 1, 1))
+    relu, tracked = data.draw(st.booleans()), data.draw(st.booleans())
+    layer = nn.BatchNorm2d(channels, momentum=data.draw(st.sampled_from([0.0, 0.1, 1.0])), track_running_stats=tracked)
+    net = nn.Sequential(layer, nn.ReLU(data.draw(st.booleans()))) if relu else nn.Sequential(layer)
+    net.double().train()
+    nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    twin = copy.deepcopy(net)
+    x = (7 + torch.randn(count, channels, height, width, dtype=torch.float64)).requires_grad_()
+    asked = [t for t in (x, *net.parameters()) if data.draw(st.booleans())] or [x]
+    for tensor in (x, *net.parameters()):
+        tensor.requires_grad_(any(tensor is one for one in asked))
+    y = net(x)
+    g = torch.randn_like(y)
+    expected = torch.autograd.grad(y, asked, g)
+    own = [x if one is x else dict(twin.named_parameters())[name] for one in asked for name in _name_of(net, one)]
+    for tensor in twin.parameters():
+        tensor.requires_grad_(any(tensor is one for one in own))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "fits", lambda x: True)
+        with Quick(quick.rectified(twin, x.detach())):
+            ours = twin(x)
+    assert "Standardized" in ours.grad_fn.name()
+    torch.testing.assert_close(ours, y)
+    torch.testing.assert_close(torch.autograd.grad(ours, own, g), expected)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(net.named_buffers()))
+
+
+def _name_of(net: nn.Module, one: Tensor) -> list[str]:
+    return [name for name, p in net.named_parameters() if p is one] or [""]
+
+
+def test_other_batch_normalization_is_left_alone(everywhere: list[torch.Size]) -> None:
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    with Quick():
+        others = [nn.BatchNorm2d(3).eval()(x), nn.BatchNorm2d(3, affine=False)(x), nn.BatchNorm2d(3)(x.bfloat16())]
+        others += [nn.BatchNorm1d(3)(x[..., 0]), nn.InstanceNorm2d(3, affine=True)(x)]
+        caught = [nn.BatchNorm2d(3)(x), nn.BatchNorm2d(3, momentum=None)(x)]
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            nn.BatchNorm2d(3)(x[:1, :, :1, :1])
+    assert not any("Standardized" in t.grad_fn.name() for t in others if t.dtype == torch.float32)
+    assert all("Standardized" in t.grad_fn.name() for t in (*caught, others[2]))
+
+
+def test_what_is_normalized_may_be_overwritten(everywhere: list[torch.Size]) -> None:
+    x, layer = torch.randn(2, 3, 4, 4, requires_grad=True), nn.BatchNorm2d(3)
+    wanted = torch.autograd.grad(layer(x).mul(2).relu().square().sum(), x)
+    with Quick():
+        y = layer(x)
+        y.mul_(2).relu_()
+    torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x), wanted)
 
 
 @settings(max_examples=40, deadline=None)
@@ -216,14 +274,19 @@ def test_rectifiers_that_alone_read_a_convolution_are_found() -> None:
     hooked[0].register_forward_hook(lambda *_: None)
     assert len(weights_of(hooked)) == 1
     normed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    assert not weights_of(normed)
+    assert [w is normed[1].weight for w in weights_of(normed)] == [True]
+    assert not weights_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU()))
 
 
-@pytest.mark.parametrize("name", ["vgg16-tiny", "alexnet", "lenet"])
-def test_networks_compute_what_they_did(name: str, everywhere: list[torch.Size]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {"dropout": 0.0}) for name in ("vgg16-tiny", "alexnet", "lenet")]
+    + [("vgg16-tiny", {"dropout": 0.0, "norm": "batch"}), ("resnet18", {})],
+)
+def test_networks_compute_what_they_did(name: str, options: dict[str, Any], everywhere: list[torch.Size]) -> None:
     torch.manual_seed(0)
     shape = (3, 64, 64)
-    net = build(name, shape, width=0.1, dropout=0.0).double()
+    net = build(name, shape, width=0.1, **options).double()
     x = torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
     found = quick.rectified(net, x.detach())
     inputs = [x, *net.parameters()]

@@ -176,6 +176,7 @@ def test_what_is_held_has_no_say_in_the_gradient_and_nothing_is_held_afterwards(
     assert method._free == method._still == {}
     owned = method.owned.read(0)["9.weight"]
     method.add_task(TaskSpec("b", 2))
+    method.coupled = True  # as by a bound on the gradient's norm
     method._hold({"9.weight": ~owned})
     method.loss(torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 0, 1, 1, 0]), 1).backward()
     gradient = method.net.get_parameter("9.weight").grad
@@ -184,3 +185,33 @@ def test_what_is_held_has_no_say_in_the_gradient_and_nothing_is_held_afterwards(
     method.after_backward()
     assert not gradient[owned].any()
     assert gradient[~owned].any()
+
+
+class Told(PackNet):
+    """Clears gradients although it need not, if asked."""
+
+    name = ""
+    clears = False
+    cleared = 0
+
+    def after_backward(self) -> None:
+        assert not self.coupled
+        self.coupled = self.clears
+        before = [p.grad.clone() for p in self.net.parameters() if p.grad is not None]
+        super().after_backward()
+        after = [p.grad for p in self.net.parameters() if p.grad is not None]
+        self.cleared += any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        self.coupled = False
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9, "weight_decay": 0.01}, {}])
+def test_where_weights_move_one_by_one_gradients_need_not_be_cleared(options: dict[str, float]) -> None:
+    became = []
+    for clears in (False, True):
+        method = Told(net(), example())
+        method.clears = clears
+        for task in tasks()[:2]:
+            method.learn(task, Fit(regime(2, options=options)))
+        assert bool(method.cleared) == clears
+        became.append(method.state_dict())
+    assert all(torch.equal(tensor, became[1][name]) for name, tensor in became[0].items())

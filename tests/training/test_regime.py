@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from zeroforget.training import Regime
+from zeroforget.training import regime as regimes
 
 BAD: dict[str, tuple[Any, ...]] = {
     "str": (None, 3, True, ["sgd"]),
@@ -147,3 +148,27 @@ def test_where_there_is_no_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device 'cuda:0' was asked for, but torch sees no GPU; use 'cpu'"):
         Regime(device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("given", "coupled"),
+    [({}, False), ({"clip": 1.0}, True), ({"optimizer": "AdamW"}, False), ({"optimizer": "Adafactor"}, True)],
+)
+def test_whose_gradients_have_a_say_in_other_weights(given: dict[str, Any], coupled: bool) -> None:
+    assert Regime(**given).couples == coupled
+
+
+def test_optimizers_said_to_move_weights_one_by_one_do() -> None:
+    """Another gradient for one weight of a matrix leaves the other weights as they become."""
+    for name, make in regimes._OPTIMIZERS.items():
+        became = []
+        for other in (1.0, -50.0):
+            weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+            optimizer = make([weight], lr=0.05)
+            for step in range(4):
+                weight.grad = torch.sin(torch.arange(12.0) + step).view(3, 4)
+                weight.grad[0, 0] = other
+                optimizer.step()
+            became.append(weight.detach().clone())
+        moved = (became[0] != became[1]).flatten().tolist()
+        assert any(moved[1:]) != (name in regimes._ONE_BY_ONE), name

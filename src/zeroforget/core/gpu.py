@@ -49,7 +49,7 @@ def finish(y: Tensor, given: Vectors, relu: bool, columns: int) -> None:
     """As `kernels.finish`."""
     rows, wide = y.shape
     spare = y if given.shift is None else given.shift
-    shape, unit = _Shape(rows, wide), _unit(wide, y)
+    shape, unit = Shape(rows, wide), unit_of(wide, y)
     _finish[(triton.cdiv(rows, shape.tile), shape.across)](
         y,
         spare if given.scale is None else given.scale,
@@ -71,7 +71,7 @@ def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> t
     rows, columns = g.shape
     scaled = given.scale is not None
     gy = g.new_empty((rows, wide))
-    shape, unit = _Shape(rows, wide), _unit(wide, g, out)
+    shape, unit = Shape(rows, wide), unit_of(wide, g, out)
     partial = g.new_empty((2, shape.parts, columns) if scaled else (1,), dtype=torch.float32)
     _unfinish[(shape.parts, shape.across)](
         g,
@@ -117,9 +117,9 @@ def totals(x: Tensor) -> Tensor:
 def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: bool) -> Tensor | None:
     """Over these columns of x, and zeros up to `columns`: they go to `out`, and their sums are returned."""
     rows, chosen = x.shape[0], len(places)
-    shape, first = _Shape(rows, columns), places.start or 0
+    shape, first = Shape(rows, columns), places.start or 0
     together = places.start is not None and first % LANES == 0
-    unit = _unit(columns, x[:, first:]) if together else 1
+    unit = unit_of(columns, x[:, first:]) if together else 1
     partial = x.new_empty((shape.parts, columns) if sums else (1,), dtype=torch.float32)
     each = LANES if columns % LANES == 0 else 1
     _gather[(shape.parts, shape.across)](
@@ -142,11 +142,15 @@ def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: boo
         TILE=shape.tile,
         WIDTH=shape.width,
     )
-    if not sums:
-        return None
+    return added(partial) if sums else None
+
+
+def added(partial: Tensor) -> Tensor:
+    """The sums of its columns, always in the same order."""
+    parts, columns = partial.shape
     total = partial.new_empty(columns)
     _sums[(triton.cdiv(columns, 16),)](
-        partial, partial, partial, total, shape.parts, columns, SCALED=False, TILE=128, WIDTH=16
+        partial, partial, partial, total, parts, columns, SCALED=False, TILE=128, WIDTH=16
     )
     return total
 
@@ -165,8 +169,8 @@ def _pooling(x: Tensor, g: Tensor, out: Tensor, *, back: bool) -> None:
     n, channels, height, width = x.shape
     places, wide = n * (height // 2) * (width // 2), out.shape[1]
     # How far apart positions are is asked of matrices: of images one position wide, stride(3) says nothing.
-    shape, from_x, from_g = _Shape(places, wide), matrix(x), matrix(g)
-    unit = _unit(wide, from_x, from_g)
+    shape, from_x, from_g = Shape(places, wide), matrix(x), matrix(g)
+    unit = unit_of(wide, from_x, from_g)
     if places:
         _pool[(triton.cdiv(places, shape.tile), shape.across)](
             x,
@@ -189,7 +193,7 @@ def _pooling(x: Tensor, g: Tensor, out: Tensor, *, back: bool) -> None:
         )
 
 
-def _unit(columns: int, *matrices: Tensor) -> int:
+def unit_of(columns: int, *matrices: Tensor) -> int:
     """How many columns may be read at once, where each matrix is read up to `columns`, however few are its own."""
 
     def lies_well(m: Tensor) -> bool:
@@ -200,7 +204,7 @@ def _unit(columns: int, *matrices: Tensor) -> int:
     return LANES if columns % LANES == 0 and all(map(lies_well, matrices)) else 1
 
 
-class _Shape:
+class Shape:
     """How a pass over a matrix is shared out: `parts` × `across` programs, each of which takes `each` rows, a tile of
     `tile` × `width` at a time."""
 

@@ -256,6 +256,67 @@ def totals(x: Tensor) -> Tensor:
     return x.sum(0, dtype=_wide(x))
 
 
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Batch normalization: what is learned, what is tracked (in place), and its numbers."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor | None
+    var: Tensor | None
+    momentum: float
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of each feature of a batch: its mean, and 1 / sqrt(variance + eps)."""
+
+    mean: Tensor
+    inverse: Tensor
+
+
+def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
+    """y ← batch normalization of at least two rows by their own moments, and then a rectifier, if asked for. The rows
+    of x may lie apart, those of y do not."""
+    if on_gpu(x):
+        from zeroforget.core import gpu_norm
+
+        return gpu_norm.standardize(x, y, given, relu)
+    wide = x.to(_wide(x))
+    var, mean = torch.var_mean(wide, 0, correction=0)
+    if given.mean is not None and given.var is not None:
+        given.mean.lerp_(mean.to(given.mean.dtype), given.momentum)
+        given.var.lerp_((var * len(x) / (len(x) - 1)).to(given.var.dtype), given.momentum)
+    moments = Moments(mean, (var + given.eps).rsqrt())
+    made = (wide - mean) * (moments.inverse * given.weight) + given.bias
+    y.copy_(made.clamp(min=0) if relu else made)
+    return moments
+
+
+def unstandardize(
+    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, need_x: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Back through `standardize`: the gradients of x (if needed), of the weight and of the bias.
+
+    With m the gradient behind the rectifier, z what was standardized, over n rows: db = Σ m, dw = Σ m z,
+    dx = w · inverse · (m − db / n − z dw / n).
+    """
+    if on_gpu(x):
+        from zeroforget.core import gpu_norm
+
+        return gpu_norm.unstandardize(g, x, moments, given, relu, need_x)
+    z = (x.to(_wide(x)) - moments.mean) * moments.inverse
+    m = g.to(_wide(g))
+    if relu:
+        m = m * (z * given.weight + given.bias > 0)
+    by_bias, by_weight = m.sum(0), (m * z).sum(0)
+    if not need_x:
+        return None, by_weight, by_bias
+    by_x = (m - by_bias / len(x) - z * by_weight / len(x)) * (moments.inverse * given.weight)
+    return by_x.to(x.dtype), by_weight, by_bias
+
+
 def pool(x: Tensor, wide: int) -> Tensor:
     """The largest of each two by two positions of images whose channels are last; zeros behind them up to `wide`."""
     n, channels, height, width = x.shape

@@ -1,10 +1,11 @@
 """A training step on a GPU, of any method: where the library takes several passes over the data, one.
 
 Adding the biases of convolutions and summing their gradients over all positions is a fifth of a plain VGG's step there,
-pooling a twelfth, and so is writing gradients down in one precision to read them in another. Inside `with Quick():`
-every convolution that fits adds and sums by the kernels that growing layers use, a rectifier behind it in the same
-pass; maxima of two by two are found without a table of where they were; linear layers hand over their gradients in the
-precision of their weights. Anything else, and everything on a CPU, runs as it always does.
+pooling a twelfth, and so is writing gradients down in one precision to read them in another; batch normalization and
+the rectifiers behind it are a third. Inside `with Quick():` every convolution that fits adds and sums by the kernels
+that growing layers use, a rectifier behind it in the same pass, and so does batch normalization; maxima of two by two
+are found without a table of where they were; linear layers hand over their gradients in the precision of their weights.
+Anything else, and everything on a CPU, runs as it always does.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from zeroforget.core.ops import Geometry, apply, autocast_dtype, cast, convoluti
 class Quick(TorchFunctionMode):
     """The context: it watches for layers and pooling, from modules or function calls alike.
 
-    `rectified` are weights of convolutions whose outputs go to a rectifier and nowhere else, see `rectified`.
+    `rectified` are weights of layers whose outputs go to a rectifier and nowhere else, see `rectified`.
     """
 
     def __init__(self, rectified: Iterable[weakref.ref[Tensor]] = ()) -> None:
@@ -48,12 +49,9 @@ class Quick(TorchFunctionMode):
         if func not in _KNOWN or _saved_elsewhere():
             return func(*args, **kwargs)
         if func is F.conv2d and (found := _read(*args, **kwargs)) is not None:
-            relu = (ref := self._rectified.get(id(found[1]))) is not None and ref() is found[1]
-            with torch.cuda.device_of(found[0]):  # kernels are launched on the current device
-                out = _Biased.apply(*found, relu)  # type: ignore[no-untyped-call]
-            if relu:
-                self._done[id(out)] = out
-            return out
+            return self._rectify(_Biased, found, found[1])
+        if func is F.batch_norm and (norm := _norm(*args, **kwargs)) is not None:
+            return self._rectify(_Standardized, norm, norm[1])
         if func is F.max_pool2d and (image := _halved(*args, **kwargs)) is not None:
             room = kernels.room(image)
             with torch.cuda.device_of(image):
@@ -62,8 +60,17 @@ class Quick(TorchFunctionMode):
             return _Linear.apply(*mixed)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
+    def _rectify(self, layer: type[torch.autograd.Function], given: tuple[Any, ...], weight: Tensor) -> Tensor:
+        """What the layer makes of this, rectified already where that comes next."""
+        relu = (ref := self._rectified.get(id(weight))) is not None and ref() is weight
+        with torch.cuda.device_of(given[0]):  # kernels are launched on the current device
+            out: Tensor = layer.apply(*given, relu)
+        if relu:
+            self._done[id(out)] = out
+        return out
 
-_KNOWN = {F.conv2d, F.max_pool2d, F.linear}
+
+_KNOWN = {F.conv2d, F.max_pool2d, F.linear, F.batch_norm}
 
 
 def _saved_elsewhere() -> bool:
@@ -73,10 +80,11 @@ def _saved_elsewhere() -> bool:
 
 
 def rectified(net: nn.Module, example: Tensor) -> list[weakref.ref[Tensor]]:
-    """The weights of the convolutions of a network whose outputs, on this example, a rectifier reads and nobody else.
+    """The weights of convolutions and batch norms of a network whose outputs, on this example, a rectifier reads and
+    nobody else.
 
     Only those before a plain `nn.ReLU` in a plain `nn.Sequential` come into question, and the network is watched in the
-    mode that it is in: one that looks at a convolution's output in any other way, or keeps it, is left as it is.
+    mode that it is in: one that looks at such an output in any other way, or keeps it, is left as it is.
     """
     weights: dict[int, Tensor] = {}
     for chain in net.modules():
@@ -84,8 +92,10 @@ def rectified(net: nn.Module, example: Tensor) -> list[weakref.ref[Tensor]]:
             return []
         if type(chain) is nn.Sequential:
             for layer, after in itertools.pairwise(chain):
-                if type(layer) is nn.Conv2d and type(after) is nn.ReLU and not _hooked(layer) and not _hooked(after):
-                    weights[id(layer.weight)] = layer.weight
+                plain = type(layer) in (nn.Conv2d, nn.BatchNorm2d) and type(after) is nn.ReLU
+                weight = layer._parameters.get("weight") if plain else None
+                if weight is not None and not _hooked(layer) and not _hooked(after):
+                    weights[id(weight)] = weight
     if not weights:
         return []
     statistics = [(buffer, buffer.clone()) for buffer in net.buffers()]
@@ -109,7 +119,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 class _Readers(TorchFunctionMode):
-    """Notes who reads the outputs of these convolutions."""
+    """Notes who reads the outputs of these layers."""
 
     def __init__(self, weights: Container[int]) -> None:
         super().__init__()
@@ -124,8 +134,9 @@ class _Readers(TorchFunctionMode):
         kwargs = kwargs or {}
         self.look(func, (*args, *kwargs.values()))
         out = func(*args, **kwargs)
-        weight = args[1] if len(args) > 1 else kwargs.get("weight")
-        if func is F.conv2d and id(weight) in self.weights:
+        place = {F.conv2d: 1, F.batch_norm: 3}.get(func, -1)
+        weight = args[place] if 0 < place < len(args) else kwargs.get("weight")
+        if place > 0 and id(weight) in self.weights:
             self._outputs[id(out)] = id(weight), weakref.ref(out)
         elif func is F.relu and out is args[0]:  # in place: from now on everybody sees it rectified
             self._outputs.pop(id(out), None)
@@ -162,6 +173,25 @@ def _read(
         return None
     strides, paddings, dilations = ((n, n) if isinstance(n, int) else tuple(n) for n in (stride, padding, dilation))
     return input, weight, bias, Geometry(strides, paddings, dilations, groups)
+
+
+def _norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, float] | None:
+    """Batch normalization's arguments, if it goes by the batch's own moments; one position alone has none."""
+    if not training or weight is None or bias is None or not fits(input) or input.numel() <= input.shape[1]:
+        return None
+    numbers = [t for t in (weight, bias, running_mean, running_var) if t is not None]
+    plain = all(t.dtype == torch.promote_types(input.dtype, torch.float32) and t.is_contiguous() for t in numbers)
+    both = (running_mean is None) == (running_var is None)
+    return (input, weight, bias, running_mean, running_var, momentum, eps) if plain and both else None
 
 
 def _halved(
@@ -243,6 +273,39 @@ class _Biased(torch.autograd.Function):
             if need_x:
                 grad_x = convolution_backward(g, x, weight, ctx.geometry, [True, False, False])[0].to(by_x)
         return grad_x, grad_weight, grad_bias, None, None
+
+
+class _Standardized(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        momentum: float,
+        eps: float,
+        relu: bool,
+    ) -> Tensor:
+        given, x = kernels.Norm(weight, bias, mean, var, momentum, eps), kernels.side_by_side(x)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        moments = kernels.standardize(kernels.matrix(x), kernels.matrix(out), given, relu)
+        ctx.relu, ctx.numbers = relu, (momentum, eps)
+        ctx.save_for_backward(x, weight, bias, moments.mean, moments.inverse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, inverse = ctx.saved_tensors
+        given = kernels.Norm(weight, bias, None, None, *ctx.numbers)
+        rows = kernels.matrix(kernels.side_by_side(g))
+        moments = kernels.Moments(mean, inverse)
+        by_x, by_weight, by_bias = kernels.unstandardize(
+            rows, kernels.matrix(x), moments, given, ctx.relu, ctx.needs_input_grad[0]
+        )
+        return (None if by_x is None else kernels.like(by_x, x)), by_weight, by_bias, *[None] * 5
 
 
 class _Linear(torch.autograd.Function):

@@ -94,6 +94,7 @@ class Method(nn.Module):
         self.heads = nn.ModuleList()
         self.smoothing = 0.0
         self.share: Tensor | None = None
+        self.coupled = True
         self._rectified: list[Any] | None = None
         self.net = net
         self._set_example(example)

@@ -82,6 +82,7 @@ class Hat(Method):
         self._bound = clip
         self._one_step = False
         self._free: dict[str, Tensor] = {}
+        self._share: dict[str, Tensor] = {}
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -145,7 +146,8 @@ class Hat(Method):
     def hold(self) -> None:
         """From now on hold what the tasks before the newest need."""
         self._used = self.used()
-        self._free = {name: 1 - share for name, share in self.held().items()} if len(self.specs) > 1 else {}
+        self._share = self.held() if len(self.specs) > 1 else {}
+        self._free = {name: 1 - share for name, share in self._share.items()}
 
     def before_step(self, done: float) -> None:
         """Gates become steeper within each epoch (eq. 3); where that is one step, they are steep at once."""
@@ -175,10 +177,10 @@ class Hat(Method):
     def _spare(self) -> None:
         """Weight decay comes with the optimizer's step and would pull at what is held, and at the gates: take as much
         from their gradients beforehand, so that eq. (2) holds for the whole step."""
-        shares = [(self.net.get_parameter(name), 1 - free) for name, free in self._free.items()]
+        shares = [(self.net.get_parameter(name), share) for name, share in self._share.items()]
         for parameter, share in [*shares, (self.embeddings[-1], torch.ones_like(self.embeddings[-1]))]:
             if parameter.grad is not None:
-                parameter.grad -= self._decay * share * parameter
+                parameter.grad.addcmul_(share, parameter, value=-self._decay)
 
     def held(self) -> dict[str, Tensor]:
         """How firmly each parameter is held: the least of what old tasks need of the features that it joins."""

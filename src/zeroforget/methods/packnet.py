@@ -160,8 +160,8 @@ class PackNet(Method):
         return self.tensors_of("net", self.newest_head())
 
     def after_backward(self) -> None:
-        """Weights that may not move have no say in the gradient's norm."""
-        for name, free in self._free.items():
+        """Weights that may not move have no say in how the others do."""
+        for name, free in self._free.items() if self.coupled else ():
             if (gradient := self._weight(name).grad) is not None:
                 gradient.masked_fill_(~free, 0.0)
 

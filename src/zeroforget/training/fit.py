@@ -53,6 +53,8 @@ class Learner(Protocol):
     """The regime's label smoothing: set before training begins."""
     share: Tensor | None
     """Where a step mixes images, each one's share of itself; the rest is its partner's."""
+    coupled: bool
+    """Whether the gradient of one weight has a say in how another one moves: set before training begins."""
     graph_safe: ClassVar[bool]
     """Whether a step is the same operators on the same tensors every time, so that it can be recorded."""
 
@@ -173,6 +175,7 @@ class _Loop:
         if self.parameters:
             self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.captured)
         self.learner.smoothing, self.learner.share = self.regime.label_smoothing, None
+        self.learner.coupled = self.regime.couples
         self.best = self.start = _copy(self.learner.moving())
         self._resume()
 

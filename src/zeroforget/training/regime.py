@@ -25,6 +25,8 @@ _OPTIMIZERS = {
 }
 _CAPTURABLE = {"sgd", "adam", "adamw"}
 _DECOUPLED = {"adamw", "adafactor"}
+_ONE_BY_ONE = {"adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"}
+"""They move each weight by its own gradient alone."""
 
 
 def _whole(value: Any) -> bool:
@@ -190,6 +192,11 @@ class Regime:
         """Whether weights decay beside the gradient, not through it (Loshchilov and Hutter, 2019)."""
         apart = self.optimizer.lower() in _DECOUPLED or bool(self.options.get("decoupled_weight_decay"))
         return apart and self.weight_decay != 0
+
+    @property
+    def couples(self) -> bool:
+        """Whether the gradient of one weight has a say in how another one moves."""
+        return self.clip is not None or self.optimizer.lower() not in _ONE_BY_ONE
 
     def cosine(self, done: float, step: float) -> float:
         """The rate of the cosine schedule for the step that begins after `done` epochs and lasts `step` of one."""
