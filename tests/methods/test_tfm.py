@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core import quick
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.quick import Quick
 from zeroforget.data import Scenario, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.registry import build as build_method
@@ -352,3 +355,28 @@ def test_overhead_is_what_the_network_holds(digits: Scenario) -> None:
     floats = sum(t.numel() for n, t in learner.net.state_dict().items() if ".norms." in n)
     masks = 3 * sum(-(-w // 4) for w in learner.net.widths().values())
     assert learner.overhead().inference == 32 * floats + 8 * masks
+
+
+def test_rectifiers_behind_normalization_are_found_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a recorded step on a GPU runs them; here by the kernels' twins."""
+    torch.manual_seed(0)
+    example = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    net = build("vgg16-tiny", (3, 32, 32), width=0.1, norm="batch", dropout=0.0).double()
+    learner = build_method("tfm", net, example, start=0.5, growth=0.2)
+    monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
+    for name in ("a", "b"):
+        learner.add_task(TaskSpec(name, 3))
+        learner.train()
+        found = learner.rectified(example)
+        assert len(found) == 10
+        task, y = len(learner.specs) - 1, torch.tensor([0, 1, 2, 0])
+        losses = []
+        for context in (nullcontext(), Quick(found)):
+            learner.zero_grad()
+            with context:
+                loss = learner.loss(example, y, task)
+            loss.backward()
+            losses.append([loss.detach(), *(p.grad.clone() for p in learner.trainable() if p.grad is not None)])
+        torch.testing.assert_close(losses[1], losses[0])
+        assert len(losses[0]) > 20
+        learner.zero_grad()

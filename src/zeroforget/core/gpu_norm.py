@@ -20,10 +20,12 @@ from zeroforget.core.kernels import Moments, Norm
 def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
     """As `kernels.standardize`."""
     rows, columns = x.shape
-    shape, unit = Shape(rows, columns), unit_of(columns, x, y)
+    shape, wide = Shape(rows, y.shape[1]), y.shape[1]
+    unit = unit_of(wide, x, y)
+    readable, apart = wide // unit if unit > 1 else columns, x.stride(0) // unit
     partial = x.new_empty((2, shape.parts, columns), dtype=torch.float32)
     _parts[(shape.parts, shape.across)](
-        x, partial, rows, columns // unit, x.stride(0) // unit, shape.each, shape.parts,
+        x, partial, rows, columns, readable, apart, shape.each, shape.parts,
         UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     made = x.new_empty((2, columns), dtype=torch.float32)
@@ -34,32 +36,33 @@ def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
         TRACKED=tracked, TILE=128, WIDTH=16,
     )  # fmt: skip
     _standardize[(triton.cdiv(rows, shape.tile), shape.across)](
-        x, y, made, given.weight, given.bias, rows, columns // unit, x.stride(0) // unit,
+        x, y, made, given.weight, given.bias, rows, columns, readable, apart, wide // unit,
         RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     return Moments(made[0], made[1])
 
 
 def unstandardize(
-    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, need_x: bool
+    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, wide: int | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """As `kernels.unstandardize`."""
     rows, columns = x.shape
-    shape, unit = Shape(rows, columns), unit_of(columns, x, g)
-    apart, left = g.stride(0) // unit, x.stride(0) // unit
+    over = columns if wide is None else wide
+    shape, unit = Shape(rows, over), unit_of(over, x, g)
+    readable, apart, left = over // unit if unit > 1 else columns, g.stride(0) // unit, x.stride(0) // unit
     partial = x.new_empty((shape.parts, 2 * columns), dtype=torch.float32)
     _parts_back[(shape.parts, shape.across)](
         g, x, moments.mean, moments.inverse, given.weight, given.bias, partial,
-        rows, columns // unit, apart, left, shape.each,
+        rows, columns, readable, apart, left, shape.each,
         RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     total = added(partial)
-    if not need_x:
+    if wide is None:
         return None, total[columns:], total[:columns]
-    gx = x.new_empty((rows, columns))
+    gx = x.new_empty((rows, wide))
     _unstandardize[(triton.cdiv(rows, shape.tile), shape.across)](
         g, x, moments.mean, moments.inverse, given.weight, given.bias, total, gx,
-        rows, columns // unit, apart, left,
+        rows, columns, readable, apart, left, wide // unit,
         RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     return gx, total[columns:], total[:columns]
@@ -67,12 +70,12 @@ def unstandardize(
 
 @triton.jit
 def _parts(
-    x, partial, rows, columns, apart, each, parts,
+    x, partial, rows, columns, readable, apart, each, parts,
     UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The mean of each part and the sum of squares around it. Values are counted from the part's first one: in sums of
     what is far from zero its differences would be lost."""
-    columns, apart = columns * UNIT, apart * UNIT
+    readable, apart = readable * UNIT, apart * UNIT
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -82,9 +85,9 @@ def _parts(
     square = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, each, TILE):
         row = begin + step + tl.arange(0, TILE)
-        inside = (row < rows)[:, None] & exists[None, :]
+        inside = (row < rows)[:, None] & (column < readable)[None, :]
         value = tl.load(x + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(inside, value - pivot[None, :], 0.0)
+        value = tl.where((row < rows)[:, None] & exists[None, :], value - pivot[None, :], 0.0)
         total += value
         square += value * value
     count = tl.minimum(each, rows - part * each).to(tl.float32)
@@ -129,10 +132,10 @@ def _moments(
 
 @triton.jit
 def _standardize(
-    x, y, made, weight, bias, rows, columns, apart,
+    x, y, made, weight, bias, rows, columns, readable, apart, wide,
     RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    columns, apart = columns * UNIT, apart * UNIT
+    readable, apart, wide = readable * UNIT, apart * UNIT, wide * UNIT
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -140,21 +143,23 @@ def _standardize(
     scale = tl.load(made + columns + column, mask=exists, other=0.0)
     scale = scale * tl.load(weight + column, mask=exists, other=0.0)
     shift = tl.load(bias + column, mask=exists, other=0.0)
-    inside = (row < rows)[:, None] & exists[None, :]
+    inside = (row < rows)[:, None] & (column < readable)[None, :]
     value = tl.load(x + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
     value = (value - middle[None, :]) * scale[None, :] + shift[None, :]
     if RELU:
         value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
-    tl.store(y + row[:, None] * columns + column[None, :], value.to(y.dtype.element_ty), mask=inside)
+    value = tl.where(exists[None, :], value, 0.0)
+    within = (row < rows)[:, None] & (column < wide)[None, :]
+    tl.store(y + row[:, None] * wide + column[None, :], value.to(y.dtype.element_ty), mask=within)
 
 
 @triton.jit
 def _parts_back(
-    g, x, mean, inverse, weight, bias, partial, rows, columns, apart, left, each,
+    g, x, mean, inverse, weight, bias, partial, rows, columns, readable, apart, left, each,
     RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Of each part the sums of the gradient, and of the gradient times what was standardized."""
-    columns, apart, left = columns * UNIT, apart * UNIT, left * UNIT
+    readable, apart, left = readable * UNIT, apart * UNIT, left * UNIT
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -166,10 +171,12 @@ def _parts_back(
     moment = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, each, TILE):
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
-        inside = (row < rows)[:, None] & exists[None, :]
+        inside = (row < rows)[:, None] & (column < readable)[None, :]
         m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
         off = tl.load(x + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        off = tl.where(inside, off - middle[None, :], 0.0)
+        counts = (row < rows)[:, None] & exists[None, :]
+        off = tl.where(counts, off - middle[None, :], 0.0)
+        m = tl.where(counts, m, 0.0)
         if RELU:
             m = tl.where(off * scale[None, :] + shift[None, :] > 0.0, m, 0.0)
         total += m
@@ -181,10 +188,10 @@ def _parts_back(
 
 @triton.jit
 def _unstandardize(
-    g, x, mean, inverse, weight, bias, total, gx, rows, columns, apart, left,
+    g, x, mean, inverse, weight, bias, total, gx, rows, columns, readable, apart, left, wide,
     RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    columns, apart, left = columns * UNIT, apart * UNIT, left * UNIT
+    readable, apart, left, wide = readable * UNIT, apart * UNIT, left * UNIT, wide * UNIT
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -194,10 +201,12 @@ def _unstandardize(
     shift = tl.load(bias + column, mask=exists, other=0.0)
     level = tl.load(total + column, mask=exists, other=0.0) / rows
     slope = tl.load(total + columns + column, mask=exists, other=0.0) * spread / rows
-    inside = (row < rows)[:, None] & exists[None, :]
+    inside = (row < rows)[:, None] & (column < readable)[None, :]
     m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
     off = tl.load(x + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32) - middle[None, :]
     if RELU:
         m = tl.where(off * scale[None, :] + shift[None, :] > 0.0, m, 0.0)
     m = (m - level[None, :] - off * slope[None, :]) * scale[None, :]
-    tl.store(gx + row[:, None] * columns + column[None, :], m.to(gx.dtype.element_ty), mask=inside)
+    m = tl.where(exists[None, :], m, 0.0)
+    within = (row < rows)[:, None] & (column < wide)[None, :]
+    tl.store(gx + row[:, None] * wide + column[None, :], m.to(gx.dtype.element_ty), mask=within)

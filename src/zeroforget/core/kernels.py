@@ -277,8 +277,8 @@ class Moments:
 
 
 def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
-    """y ← batch normalization of at least two rows by their own moments, and then a rectifier, if asked for. The rows
-    of x may lie apart, those of y do not."""
+    """y ← batch normalization of at least two rows by their own moments, and then a rectifier, if asked for; what lies
+    behind the features of y becomes zeros. The rows of x may lie apart, those of y do not."""
     if on_gpu(x):
         from zeroforget.core import gpu_norm
 
@@ -290,14 +290,15 @@ def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
         given.var.lerp_((var * len(x) / (len(x) - 1)).to(given.var.dtype), given.momentum)
     moments = Moments(mean, (var + given.eps).rsqrt())
     made = (wide - mean) * (moments.inverse * given.weight) + given.bias
-    y.copy_(made.clamp(min=0) if relu else made)
+    y[:, : x.shape[1]], y[:, x.shape[1] :] = made.clamp(min=0) if relu else made, 0
     return moments
 
 
 def unstandardize(
-    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, need_x: bool
+    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, wide: int | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Back through `standardize`: the gradients of x (if needed), of the weight and of the bias.
+    """Back through `standardize`: the gradients of x, so `wide` with zeros behind its features (None: not at all), of
+    the weight and of the bias.
 
     With m the gradient behind the rectifier, z what was standardized, over n rows: db = Σ m, dw = Σ m z,
     dx = w · inverse · (m − db / n − z dw / n).
@@ -305,22 +306,22 @@ def unstandardize(
     if on_gpu(x):
         from zeroforget.core import gpu_norm
 
-        return gpu_norm.unstandardize(g, x, moments, given, relu, need_x)
+        return gpu_norm.unstandardize(g, x, moments, given, relu, wide)
     z = (x.to(_wide(x)) - moments.mean) * moments.inverse
     m = g.to(_wide(g))
     if relu:
         m = m * (z * given.weight + given.bias > 0)
     by_bias, by_weight = m.sum(0), (m * z).sum(0)
-    if not need_x:
+    if wide is None:
         return None, by_weight, by_bias
     by_x = (m - by_bias / len(x) - z * by_weight / len(x)) * (moments.inverse * given.weight)
-    return by_x.to(x.dtype), by_weight, by_bias
+    return F.pad(by_x.to(x.dtype), (0, wide - x.shape[1])), by_weight, by_bias
 
 
 def pool(x: Tensor, wide: int) -> Tensor:
     """The largest of each two by two positions of images whose channels are last; zeros behind them up to `wide`."""
     n, channels, height, width = x.shape
-    out = _images(x, (n, wide, height // 2, width // 2))
+    out = images(x, (n, wide, height // 2, width // 2))
     if on_gpu(x):
         from zeroforget.core import gpu
 
@@ -333,7 +334,7 @@ def pool(x: Tensor, wide: int) -> Tensor:
 def unpool(g: Tensor, x: Tensor, wide: int) -> Tensor:
     """Back through `pool`: the gradient goes to the largest, the first of several."""
     n, channels, height, width = x.shape
-    grad = _images(x, (n, wide, height, width))
+    grad = images(x, (n, wide, height, width))
     if height % 2 or width % 2:  # a last row or column that no window holds
         grad.zero_()
     if on_gpu(x):
@@ -348,7 +349,8 @@ def unpool(g: Tensor, x: Tensor, wide: int) -> Tensor:
     return narrowed(grad, channels)
 
 
-def _images(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def images(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Room for images whose channels are last."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from zeroforget.core import kernels
 from zeroforget.core.beside import Beside
+from zeroforget.core.layers import GrowingNorm
 from zeroforget.core.ops import Geometry, apply, autocast_dtype, cast, convolution_backward
 
 
@@ -51,7 +52,8 @@ class Quick(TorchFunctionMode):
         if func is F.conv2d and (found := _read(*args, **kwargs)) is not None:
             return self._rectify(_Biased, found, found[1])
         if func is F.batch_norm and (norm := _norm(*args, **kwargs)) is not None:
-            return self._rectify(_Standardized, norm, norm[1])
+            room = kernels.room(norm[0])
+            return kernels.with_room(self._rectify(_Standardized, (*norm, room), norm[1]), room)
         if func is F.max_pool2d and (image := _halved(*args, **kwargs)) is not None:
             room = kernels.room(image)
             with torch.cuda.device_of(image):
@@ -79,9 +81,9 @@ def _saved_elsewhere() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def rectified(net: nn.Module, example: Tensor) -> list[weakref.ref[Tensor]]:
-    """The weights of convolutions and batch norms of a network whose outputs, on this example, a rectifier reads and
-    nobody else.
+def rectified(net: nn.Module, example: Tensor, *args: Any) -> list[weakref.ref[Tensor]]:
+    """The weights of convolutions and batch norms of a network whose outputs, in `net(example, *args)`, a rectifier
+    reads and nobody else.
 
     Only those before a plain `nn.ReLU` in a plain `nn.Sequential` come into question, and the network is watched in the
     mode that it is in: one that looks at such an output in any other way, or keeps it, is left as it is.
@@ -92,16 +94,17 @@ def rectified(net: nn.Module, example: Tensor) -> list[weakref.ref[Tensor]]:
             return []
         if type(chain) is nn.Sequential:
             for layer, after in itertools.pairwise(chain):
-                plain = type(layer) in (nn.Conv2d, nn.BatchNorm2d) and type(after) is nn.ReLU
-                weight = layer._parameters.get("weight") if plain else None
-                if weight is not None and not _hooked(layer) and not _hooked(after):
+                inner = layer.tasks[-1] if type(layer) is GrowingNorm and len(layer.tasks) else layer
+                plain = type(inner) in (nn.Conv2d, nn.BatchNorm2d) and type(after) is nn.ReLU
+                weight = inner._parameters.get("weight") if plain else None
+                if weight is not None and not any(map(_hooked, (layer, inner, after))):
                     weights[id(weight)] = weight
     if not weights:
         return []
     statistics = [(buffer, buffer.clone()) for buffer in net.buffers()]
     device = [example.device] if example.is_cuda else []
     with torch.random.fork_rng(device), torch.no_grad(), _Readers(weights) as seen:
-        result = net(example)
+        result = net(example, *args)
     with torch.no_grad():
         for buffer, before in statistics:
             buffer.copy_(before)
@@ -286,14 +289,15 @@ class _Standardized(torch.autograd.Function):
         var: Tensor | None,
         momentum: float,
         eps: float,
+        room: int,
         relu: bool,
     ) -> Tensor:
         given, x = kernels.Norm(weight, bias, mean, var, momentum, eps), kernels.side_by_side(x)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        out = kernels.images(x, (x.shape[0], room, *x.shape[2:]))
         moments = kernels.standardize(kernels.matrix(x), kernels.matrix(out), given, relu)
-        ctx.relu, ctx.numbers = relu, (momentum, eps)
+        ctx.relu, ctx.numbers, ctx.room = relu, (momentum, eps), room
         ctx.save_for_backward(x, weight, bias, moments.mean, moments.inverse)
-        return out
+        return kernels.narrowed(out, x.shape[1])
 
     @staticmethod
     @once_differentiable
@@ -301,11 +305,12 @@ class _Standardized(torch.autograd.Function):
         x, weight, bias, mean, inverse = ctx.saved_tensors
         given = kernels.Norm(weight, bias, None, None, *ctx.numbers)
         rows = kernels.matrix(kernels.side_by_side(g))
-        moments = kernels.Moments(mean, inverse)
-        by_x, by_weight, by_bias = kernels.unstandardize(
-            rows, kernels.matrix(x), moments, given, ctx.relu, ctx.needs_input_grad[0]
-        )
-        return (None if by_x is None else kernels.like(by_x, x)), by_weight, by_bias, *[None] * 5
+        moments, wide = kernels.Moments(mean, inverse), ctx.room if ctx.needs_input_grad[0] else None
+        flat, by_weight, by_bias = kernels.unstandardize(rows, kernels.matrix(x), moments, given, ctx.relu, wide)
+        by_x = None
+        if flat is not None:
+            by_x = kernels.with_room(kernels.narrowed(kernels.like(flat, x), x.shape[1]), ctx.room)
+        return by_x, by_weight, by_bias, *[None] * 6
 
 
 class _Linear(torch.autograd.Function):

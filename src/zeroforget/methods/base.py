@@ -202,8 +202,12 @@ class Method(nn.Module):
         if not recorded or not example.is_cuda:
             return nullcontext()
         if self._rectified is None:
-            self._rectified = rectified(self.net, example)
+            self._rectified = self.rectified(example)
         return Quick(self._rectified)
+
+    def rectified(self, example: Tensor) -> list[Any]:
+        """Where the network's rectifiers can run inside of the layers before them: the weights of these layers."""
+        return rectified(self.net, example)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rectified": None}  # a copy has weights of its own

@@ -15,6 +15,7 @@ from zeroforget.core.grow import grow
 from zeroforget.core.growth import evenly, smallest_within, tapered
 from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.quick import rectified
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec
 from zeroforget.methods.turns import standing, turns
@@ -203,6 +204,10 @@ class Tfm(Method):
     def capture_key(self) -> object:
         """Which layers fold their normalization in, which may change from epoch to epoch."""
         return tuple(layer.folds for layer in self.net.body.modules() if isinstance(layer, GrowingLayer))
+
+    def rectified(self, example: Tensor) -> list[Any]:
+        """Those behind normalization: a growing layer runs its own."""
+        return rectified(self.net, example, len(self.specs) - 1)
 
     # Use -------------------------------------------------------------------------------------------------------
 
