@@ -31,8 +31,8 @@ class NaiveMasks(nn.Module):
             used = torch.ones(out, device=layer.weight.device).view(shape)
             layer.weight.register_hook(lambda g, mask=mask: g * mask)
             new = (~old).float().to(layer.weight.device)
-            assert layer.bias is not None
-            layer.bias.register_hook(lambda g, new=new: g * new)
+            if layer.bias is not None:
+                layer.bias.register_hook(lambda g, new=new: g * new)
             layer.register_forward_hook(lambda _m, _a, y, used=used: y * used.to(y.dtype))
             below = old
 

@@ -15,6 +15,9 @@ NAMES = {
     "tfm": "learning a task",
     "tfm-nofn/8": "… without it, widths at multiples of 8",
     "tfm/8": "… with it, widths at multiples of 8",
+    "finetuning, quick": "fine-tuning as our loop records it",
+    "tfm, quick": "learning a task as our loop records it",
+    "tfm/8, quick": "… widths at multiples of 8",
 }
 
 
@@ -31,7 +34,8 @@ def steps(files: list[Path]) -> str:
         "| a step's time over fine-tuning's | " + " | ".join(title for title, _ in columns) + " |",
         "|---|" + "--:|" * len(columns),
     ]
-    for step, name in NAMES.items():
+    measured = {step for _, rows in columns for step in rows}
+    for step, name in [(step, name) for step, name in NAMES.items() if step in measured]:
         cells = [_cell(step, rows) for _, rows in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(_about(each) for each in found)])

@@ -8,7 +8,8 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from benchmarks.naive import NaiveMasks
 from benchmarks.timing import Step, captured, medians
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.quick import Quick, rectified
 from zeroforget.nets import build
 
 CLASSES = 20
@@ -35,14 +37,21 @@ def sgd(parameters: Iterator[nn.Parameter], device: str) -> torch.optim.Optimize
 
 
 def step_of(
-    model: nn.Module, x: Tensor, y: Tensor, bf16: bool, optimizer: torch.optim.Optimizer | None, *args: Any
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    bf16: bool,
+    optimizer: torch.optim.Optimizer | None,
+    *args: Any,
+    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Step:
     """Forward, backward, update."""
 
     def step() -> None:
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
+        autocast = torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
+        with inside(), autocast:
             loss = F.cross_entropy(model(x, *args), y)
         loss.backward()
         if optimizer is not None:
@@ -72,7 +81,8 @@ class Floor(nn.Module):
 
 
 def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str, Step]:
-    """Every side of the comparison, captured. "first task" is fine-tuning by our own operators: all is newborn."""
+    """Every side of the comparison, captured. "first task" is fine-tuning by our own operators: all is newborn; "quick"
+    is a step as our training loop records it on a GPU, with twins of common operators."""
     torch.manual_seed(0)
     device: str = args.device
     shape: tuple[int, int, int] = tuple(args.shape)
@@ -82,11 +92,11 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
     x = x.contiguous(memory_format=layout)
 
     def plain() -> tuple[nn.Module, nn.Linear]:
-        net = _laid_out(build(args.network, shape, width=args.width).to(device), layout)
+        net = _laid_out(build(args.network, shape, width=args.width, **args.options).to(device), layout)
         return net, nn.Linear(_features(net, x), CLASSES, device=device)
 
     def growing(fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
-        grown = copy.deepcopy(_grown(args.network, shape, args.width, fn))
+        grown = copy.deepcopy(_grown(args.network, shape, args.width, fn, tuple(args.options.items())))
         born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
         grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
         if tasks > 1:
@@ -96,11 +106,16 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
 
     steps: dict[str, Step] = {}
 
-    def enter(name: str, model: nn.Module, trained: bool, *more: Any) -> None:
+    def enter(name: str, model: nn.Module, trained: bool, *more: Any, quick: bool = False) -> None:
         optimizer = sgd((p for p in model.parameters() if p.requires_grad), device) if trained else None
-        steps[name] = captured(step_of(model.train(), x, y, bf16, optimizer, *more))
+        model.train()
+        found = rectified(model, x, *more) if quick else []
+        inside = (lambda: Quick(found)) if quick else nullcontext
+        steps[name] = captured(step_of(model, x, y, bf16, optimizer, *more, inside=inside))
 
     enter("finetuning", nn.Sequential(*plain()), True)
+    if device == "cuda":
+        enter("finetuning, quick", nn.Sequential(*plain()), True, quick=True)
     enter("first task", growing("none", 1, tasks=1), True, "old")
     enter("floor", Floor(*plain()), False)
     enter("naive", NaiveMasks(*plain(), frozen), True)
@@ -108,13 +123,17 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
         for fn in ("none", "reused"):
             name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
             enter(name, growing(fn, align), True, "new")
+            if device == "cuda" and fn == "reused":
+                enter(f"{name}, quick", growing(fn, align), True, "new", quick=True)
     return steps
 
 
 @functools.cache
-def _grown(network: str, shape: tuple[int, int, int], width: float, fn: str) -> GrowingNetwork:
+def _grown(
+    network: str, shape: tuple[int, int, int], width: float, fn: str, options: tuple[tuple[str, Any], ...]
+) -> GrowingNetwork:
     """A network without tasks, found and proved once."""
-    return grow(build(network, shape, width=width), torch.randn(2, *shape), fn=fn)
+    return grow(build(network, shape, width=width, **dict(options)), torch.randn(2, *shape), fn=fn)
 
 
 def _laid_out(net: nn.Module, layout: torch.memory_format) -> nn.Module:
@@ -133,6 +152,7 @@ def main() -> None:
     parser.add_argument("--network", default="vgg16-tiny")
     parser.add_argument("--shape", type=lambda s: [int(n) for n in s.split(",")], default=[3, 64, 64])
     parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--options", type=json.loads, default={}, help='more options of the network: {"norm": "batch"}')
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--frozen", type=lambda s: [float(n) for n in s.split(",")], default=[0.95, 0.5])
