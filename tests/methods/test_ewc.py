@@ -141,3 +141,25 @@ def test_the_firmest_pull_brings_a_weight_home_in_one_step_and_no_further() -> N
         weight += torch.randn(6, 64)
     (gradient,) = torch.autograd.grad(method.penalty(), weight)
     torch.testing.assert_close(weight.detach() - 0.2 * gradient, home)
+
+
+def test_how_firmly_weights_are_held_is_found_once_a_task_and_anew_for_the_next() -> None:
+    first, second, third = helpers.tasks()
+    method = Ewc(linear_net(), helpers.EXAMPLE, strength=3.0)
+    seen: list[tuple[int, Tensor]] = []
+    plain = method.firmness
+
+    def firmness(name: str, strength: float) -> Tensor:
+        seen.append((len(method.specs), plain(name, strength)))
+        torch.testing.assert_close(seen[-1][1], (strength * method.importance[name]).clamp(max=method.firmest))
+        return seen[-1][1]
+
+    method.firmness = firmness  # type: ignore[method-assign]
+    for task in (first, second, third):
+        helpers.learn(method, task)
+    for number in (2, 3):
+        found = [tensor for tasks, tensor in seen if tasks == number]
+        assert len(found) > 2
+        assert all(tensor is found[0] for tensor in found)
+    method.importance.put({"1.weight": torch.rand(6, 64)})
+    firmness("1.weight", 3.0)  # outside of learning, as it is

@@ -209,6 +209,8 @@ class Anchored(Method):
         self.importance = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})
         self.anchor = Kept(self.weights())
         self.firmest = math.inf
+        self._firm: dict[tuple[str, float], Tensor] | None = None
+        """While a task is learned, what `firmness` has found: nothing of it changes before the end."""
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that all tasks share and that training may move."""
@@ -217,11 +219,18 @@ class Anchored(Method):
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Learn, with the pull bounded by what steps of this size can follow."""
         self.firmest = fit.regime.stiffest / 2  # the curvature of k (θ − θ*)² is 2 k
-        return super().learn(task, fit, past)
+        self._firm = {}
+        try:
+            return super().learn(task, fit, past)
+        finally:
+            self._firm = None
 
     def firmness(self, name: str, strength: float) -> Tensor:
         """The factor before (θ − θ*)²: strength · Ω, at most what a step can follow."""
-        return (strength * self.importance[name]).clamp_(max=self.firmest)
+        found = {} if self._firm is None else self._firm
+        if (name, strength) not in found:
+            found[name, strength] = (strength * self.importance[name]).clamp_(max=self.firmest)
+        return found[name, strength]
 
     def pull(self, strength: float) -> Tensor:
         """strength · Σ Ω (θ − θ*)²."""
@@ -235,6 +244,7 @@ class Anchored(Method):
         """After a task: the new importance, and an anchor where the weights now are."""
         self.importance.put(importance)
         self.anchor.put(self.weights())
+        self._firm = None if self._firm is None else {}
 
     def penalty(self) -> Tensor:
         """What the loss gains for having left the anchor."""
