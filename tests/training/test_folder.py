@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ from tests.training.test_fit import task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.registry import build
 from zeroforget.training import Diverged, Fit, Progress, Regime
-from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from zeroforget.training import fit as loop
+from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
@@ -109,6 +113,67 @@ def test_another_try_with_the_same_fit_goes_on(name: str, phase: int, folder: bo
     learn(learner, 1, fit)
     assert equal(learner.state_dict(), whole(name))
     assert (min(p.epoch for p in steps if p.phase == phase) > 0) == folder
+
+
+@pytest.mark.parametrize(("name", "phase"), [("finetuning", 0), ("packnet", 1), ("progress-compress", 1), ("tfm", 1)])
+def test_checkpoints_written_beside_training_are_gone_on_from(
+    name: str, phase: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: some epochs leave none, and what is written is of the epoch that handed it over."""
+    monkeypatch.setattr(loop, "_saves_beside", lambda device: True)
+    monkeypatch.setattr(loop, "_PAUSE", 0.0)
+    slow, written = Checkpoint.save, list[str]()
+
+    def save(file: Checkpoint, *given: Any) -> None:
+        time.sleep(0.02)
+        slow(file, *given)
+        written.append(threading.current_thread().name)
+
+    monkeypatch.setattr(Checkpoint, "save", save)
+    options = {"options": {"momentum": 0.9}, "keep": "last"}
+    expected = method(name)
+    for index in range(2):
+        learn(expected, index, Fit(replace(REGIME, epochs=6, **options)))
+    fit, learner = Fit(replace(REGIME, epochs=6, **options), folder=tmp_path, progress=at(1, phase, 4)), method(name)
+    learn(learner, 0, fit)
+    with pytest.raises(Stop):
+        learn(learner, 1, fit)
+    assert any(thread.startswith("checkpoint") for thread in written)
+    steps: list[Progress] = []
+    again = Fit(fit.regime, folder=tmp_path, progress=steps.append)
+    again_learner = method(name)
+    learn(again_learner, 0, again)
+    learn(again_learner, 1, again)
+    assert equal(again_learner.state_dict(), expected.state_dict())
+    if name != "tfm":  # of candidates side by side, the one that came first may have had all the turns
+        assert min(p.epoch for p in steps if p.index == 1 and p.phase == phase) > 0
+
+
+def test_what_is_written_later_is_what_was_handed_over(tmp_path: Path) -> None:
+    later, file, value = Later(), Checkpoint(tmp_path / "phase.safetensors"), torch.zeros(1000)
+    for number in range(20):
+        value.fill_(number)
+        later.save(file, {"value": value}, {"number": number}, value.device)
+        value.fill_(-1)
+        if number % 3 == 0:
+            later.wait()
+            assert not later.busy
+            loaded = file.load()
+            assert loaded is not None
+            assert loaded[1] == {"number": number}
+            assert (loaded[0]["value"] == number).all()
+
+
+def test_a_checkpoint_that_could_not_be_written_later_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_saves_beside", lambda device: True)
+    monkeypatch.setattr(loop, "_PAUSE", 0.0)
+    folder = tmp_path / "taken"
+    folder.write_text("no folder")
+    learner = method("finetuning")
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    with pytest.raises(OSError, match="taken"):
+        learn(learner, 0, Fit(REGIME, folder=folder))
+    assert equal(learner.state_dict(), before)
 
 
 def test_what_diverged_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Unfinished training on disk: one safetensors file for each phase of a task, replaced atomically each epoch."""
+"""Unfinished training on disk: one safetensors file for each phase of a task, replaced atomically."""
 
 from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ class Checkpoint:
         """Write aside, sync, rename: a crash leaves the old file or the new one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         aside = self.path.with_suffix(f".{os.getpid()}.tmp")
-        # Every tensor is cloned: safetensors refuses tensors that share memory, as tied parameters do.
-        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        # A copy of every tensor: safetensors refuses tensors that share memory, as tied parameters do.
+        plain = {name: _plain(tensor.detach()) for name, tensor in tensors.items()}
         save_file(plain, aside, metadata={"facts": json.dumps(facts)})
         with aside.open("rb") as file:
             os.fsync(file.fileno())
@@ -38,6 +39,55 @@ class Checkpoint:
         with safe_open(self.path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    there = tensor.cpu().contiguous()
+    return there.clone() if there.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() else there
+
+
+class Later:
+    """Writes checkpoints of what is on a GPU while training goes on there, one at a time.
+
+    What is handed over is copied on the GPU first; a thread brings the copy to disk.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._written: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is still being written."""
+        return self._written is not None and not self._written.done()
+
+    def save(self, file: Checkpoint, tensors: dict[str, Tensor], facts: dict[str, Any], device: torch.device) -> None:
+        """As `Checkpoint.save`, of the tensors as they are now; what went wrong with the last one is raised here."""
+        self.wait()
+        try:
+            kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        except torch.OutOfMemoryError:  # then training waits
+            file.save(tensors, facts)
+            return
+        copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+        def write() -> None:
+            if copied is None:
+                file.save(kept, facts)
+                return
+            stream = torch.cuda.Stream(device)
+            stream.wait_event(copied)
+            with torch.cuda.stream(stream):
+                file.save(kept, facts)
+
+        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
+        self._written = self._thread.submit(write)
+
+    def wait(self) -> None:
+        """Until all is on disk."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Split, Task
-from zeroforget.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
 from zeroforget.training.clip import clip
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.graphs import CapturedStep, Lane, lanes, settle
@@ -80,6 +80,7 @@ class Fit:
     folder: Path | None = None
     pause: float = 0.0
     _phases: Phases = field(default_factory=Phases, repr=False, compare=False)
+    _later: Later = field(default_factory=Later, init=False, repr=False, compare=False)
 
     def __call__(self, learner: Learner, task: Task, index: int, **changes: Any) -> FitLog:
         """Train; `changes` override parts of the regime for this call only, such as lr=0.005."""
@@ -118,6 +119,7 @@ class Fit:
                         loop.launch()
                     for loop in abreast:
                         loop.land()
+            self._later.wait()
             return [loop.finish() for loop in loops]
         except BaseException as error:  # Ctrl-C included: nobody is left with half-trained weights
             if isinstance(error, Diverged):
@@ -129,6 +131,8 @@ class Fit:
             raise
         finally:
             settle(device)
+            with suppress(Exception):  # where it matters it was raised above
+                self._later.wait()
 
 
 @dataclass
@@ -155,7 +159,8 @@ class _Loop:
         self.told = -math.inf
         self.device = torch.device(self.regime.device)
         self.on_cpu = self.device.type == "cpu"
-        self.save_again = -math.inf if self.on_cpu else time.perf_counter() + _PAUSE
+        self.beside = _saves_beside(self.device)
+        self.save_again = time.perf_counter() + _PAUSE if self.beside else -math.inf
         self.sizes = _sizes(len(self.train_split), self.regime.batch_size)
         self.steps = len(self.sizes)
         self.recorded: dict[tuple[int, object], CapturedStep] = {}
@@ -309,6 +314,7 @@ class _Loop:
         """The recorded step for batches of this size; what it draws starts from the epoch's seed all the same."""
         if (size, key) not in self.recorded:
             assert self.optimizer is not None
+            self.fit._later.wait()  # nobody else may use the GPU while a step is recorded
             self.recorded[size, key] = CapturedStep(self._step, size, self.learner.moving(), self.optimizer)
         return self.recorded[size, key]
 
@@ -356,24 +362,28 @@ class _Loop:
         self.fit.progress(Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last))
 
     def _save(self) -> None:
-        """After every epoch; on a GPU, where writing may take longer than that, every now and then.
+        """After every epoch; on a GPU, where writing takes longer than that, every now and then, beside the next ones.
 
-        At the end always: what a later phase does may depend on every bit of this one.
+        At the end always, and at once: what a later phase does may depend on every bit of this one.
         """
-        began = time.perf_counter()
-        if self.file is None or (began < self.save_again and not self.log.stopped):
+        began, ended, later = time.perf_counter(), bool(self.log.stopped), self.fit._later
+        if self.file is None or ((began < self.save_again or later.busy) and not ended):
             return
-        tensors = {f"now/{n}": t for n, t in self.learner.moving().items()} | {
-            f"best/{n}": t for n, t in self.best.items()
-        }
+        tensors = {f"now/{n}": t for n, t in (self.best if ended else self.learner.moving()).items()}
         numbers: dict[str, Any] = {}
-        if self.optimizer is not None:
+        if not ended and self.log.best != len(self.log.epochs) - 1:  # else the best is what it is now
+            tensors |= {f"best/{n}": t for n, t in self.best.items()}
+        if not ended and self.optimizer is not None:
             state, numbers = optimizer_tensors(self.optimizer)
             tensors |= {f"optimizer/{n}": t for n, t in state.items()}
         facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "optimizer": numbers}
-        self.file.save(tensors, facts | {"task": self.index, "log": self.log.to_dict()})
-        ended = time.perf_counter()
-        self.save_again = ended if self.on_cpu else ended + max(_PAUSE, 9 * (ended - began))
+        facts |= {"task": self.index, "log": self.log.to_dict()}
+        if self.beside and not ended:
+            later.save(self.file, tensors, facts, self.device)
+            self.save_again = began + _PAUSE
+        else:
+            later.wait()
+            self.file.save(tensors, facts)
 
     def _resume(self) -> None:
         if self.file is None:
@@ -387,12 +397,17 @@ class _Loop:
             kind, rest = name.split("/", 1)
             part[kind][rest] = tensor
         _restore(self.learner.moving(), part["now"])
-        self.best = {n: t.to(self.device) for n, t in part["best"].items()}
+        self.best = {n: t.to(self.device) for n, t in (part["best"] or part["now"]).items()}
         self.lr, self.best_loss, self.waited = facts["lr"], facts["best_loss"], facts["waited"]
         self.log = FitLog.from_dict(facts["log"])
-        if self.optimizer is not None:
+        if self.optimizer is not None and not self.log.stopped:
             restore_optimizer(self.optimizer, part["optimizer"], facts["optimizer"])
             self._set_lr()
+
+
+def _saves_beside(device: torch.device) -> bool:
+    """Whether checkpoints are written while training goes on: where an epoch takes less time than to write one."""
+    return device.type == "cuda"
 
 
 def _check_loss(learner: Learner, loss: Any) -> None:
