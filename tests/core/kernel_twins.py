@@ -114,39 +114,53 @@ def compare_norms(rows: int, columns: int, dtype: torch.dtype, device: str = "cp
     torch.manual_seed(rows + columns)
     x = (torch.randn(rows, columns) * torch.logspace(-1, 1, columns) + torch.linspace(-30, 30, columns)).to(dtype)
     x[:, 0], g = 3.0, torch.randn(rows, columns).to(dtype)
-    for relu, tracked, apart in product((True, False), (True, False), (0, 3, -columns % 8 + 8)):
+    gaps, widths = (0, 3, -columns % 8 + 8), (columns, kernels.roomy(columns), columns + 3)
+    for number, (relu, tracked, apart) in enumerate(product((True, False), (True, False), gaps)):
+        wide = widths[(number + number // 3) % 3]
         weight, bias = torch.randn(columns), torch.randn(columns)
         before = [torch.randn(columns), torch.rand(columns)] if tracked else None
-        given_x, given_g = (F.pad(t.to(device), (0, apart), value=torch.nan)[:, :columns] for t in (x, g))
-        for wide in {columns, kernels.roomy(columns), columns + 3}:
-            y = torch.empty(rows, wide, dtype=dtype)
-            mine = torch.full((rows, wide), torch.nan, dtype=dtype, device=device)
-            here, there = (_norm_of(weight, bias, before, where) for where in ("cpu", device))
-            moments, found = kernels.standardize(x, y, here, relu), gpu_norm.standardize(given_x, mine, there, relu)
-            torch.testing.assert_close(found.mean.cpu(), moments.mean, rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(found.inverse.cpu()[1:], moments.inverse[1:], rtol=1e-4, atol=0)
-            near = 1e-4 if dtype == torch.float32 else 1e-2
-            torch.testing.assert_close(mine.cpu()[:, 1:], y[:, 1:], rtol=near, atol=near)
-            assert not mine[:, columns:].any()
-            for tensor, twin in ((there.mean, here.mean), (there.var, here.var)):
-                assert (tensor is None) == (twin is None) == (not tracked)
-                if tensor is not None:
-                    torch.testing.assert_close(tensor.cpu(), twin, rtol=1e-4, atol=1e-5)
-            # Back from the twin's moments: in a feature that is always the same all would be rounding.
-            same = kernels.Moments(moments.mean.to(device), moments.inverse.to(device))
-            for asked in (wide, None):
-                wanted = kernels.unstandardize(g, x, moments, here, relu, asked)
-                got = gpu_norm.unstandardize(given_g, given_x, same, there, relu, asked)
-                assert (got[0] is None) == (wanted[0] is None) == (asked is None)
-                for one, other in zip(got[1:], wanted[1:], strict=True):
-                    torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-5 * rows)
-                if got[0] is not None:
-                    torch.testing.assert_close(got[0].cpu(), wanted[0], rtol=10 * near, atol=near)
-            broken = given_x.clone()
-            broken[-1, -1] = torch.nan
-            gpu_norm.standardize(broken, mine, there, relu)
-            assert mine[:, columns - 1].isnan().all()  # as torch's own: training that diverged must show it
-            assert not mine[:, : columns - 1].isnan().any()
+        given_x, given_g = (
+            F.pad(t.to(device), (0, gap), value=torch.nan)[:, :columns]
+            for t, gap in ((x, apart), (g, gaps[number % 2]))
+        )
+        y = torch.empty(rows, wide, dtype=dtype)
+        mine = torch.full((rows, wide), torch.nan, dtype=dtype, device=device)
+        here, there = (_norm_of(weight, bias, before, where) for where in ("cpu", device))
+        moments, found = kernels.standardize(x, y, here, relu), gpu_norm.standardize(given_x, mine, there, relu)
+        torch.testing.assert_close(found.mean.cpu(), moments.mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.inverse.cpu()[1:], moments.inverse[1:], rtol=1e-4, atol=0)
+        near = 1e-4 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(mine.cpu()[:, 1:], y[:, 1:], rtol=near, atol=near)
+        assert not mine[:, columns:].any()
+        for tensor, twin in ((there.mean, here.mean), (there.var, here.var)):
+            assert (tensor is None) == (twin is None) == (not tracked)
+            if tensor is not None:
+                torch.testing.assert_close(tensor.cpu(), twin, rtol=1e-4, atol=1e-5)
+        # Back from the twin's moments: in a feature that is always the same all would be rounding.
+        same = kernels.Moments(moments.mean.to(device), moments.inverse.to(device))
+        for asked in (wide, None):
+            wanted = kernels.unstandardize(g, x, moments, here, relu, asked)
+            got = gpu_norm.unstandardize(given_g, given_x, same, there, relu, asked)
+            assert (got[0] is None) == (wanted[0] is None) == (asked is None)
+            for one, other in zip(got[1:], wanted[1:], strict=True):
+                torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-5 * rows)
+            if got[0] is not None:
+                torch.testing.assert_close(got[0].cpu(), wanted[0], rtol=10 * near, atol=near)
+        broken = given_x.clone()
+        broken[-1, -1] = torch.nan
+        gpu_norm.standardize(broken, mine, there, relu)
+        assert mine[:, columns - 1].isnan().all()  # as torch's own: training that diverged must show it
+        assert not mine[:, : columns - 1].isnan().any()
+
+
+def drift(device: str = "cpu") -> None:
+    """Of many values that are the same and far from zero, nothing is left but what rounding leaves of one."""
+    from zeroforget.core import gpu_norm
+
+    x = torch.full((8192, 8), 1000.1, device=device)
+    y = torch.empty_like(x)
+    gpu_norm.standardize(x, y, _norm_of(torch.ones(8), torch.zeros(8), None, device), False)
+    assert y.abs().max() < 0.03
 
 
 def _norm_of(weight: Tensor, bias: Tensor, tracked: list[Tensor] | None, device: str) -> kernels.Norm:

@@ -19,6 +19,7 @@ from tests.core.kernel_twins import (
     compare_norms,
     compare_plain,
     compare_pooling,
+    drift,
 )
 from zeroforget.core import kernels
 from zeroforget.core.grow import grow
@@ -59,6 +60,7 @@ def test_networks_learn_by_the_kernels_what_they_learn_without(make: type[torch.
 def test_plain_networks_learn_by_the_kernels_what_they_learn_without() -> None:
     with tf32(False):
         compare_plain("cuda")
+    drift("cuda")
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from zeroforget.core import quick
 from zeroforget.core.quick import Quick
@@ -102,8 +105,74 @@ def test_other_batch_normalization_is_left_alone(everywhere: list[torch.Size]) -
         caught = [nn.BatchNorm2d(3)(x), nn.BatchNorm2d(3, momentum=None)(x)]
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             nn.BatchNorm2d(3)(x[:1, :, :1, :1])
-    assert not any("Standardized" in t.grad_fn.name() for t in others if t.dtype == torch.float32)
+        half, strided = x.half(), torch.ones(3, 2)[:, 0]
+        others += [F.batch_norm(x, torch.zeros(3), torch.ones(3), strided, torch.zeros(3), True)]
+        others += [F.batch_norm(half, None, None, torch.ones(3).half(), torch.zeros(3).half(), True)]
+    left = [t for number, t in enumerate(others) if number != 2]
+    assert not any("Standardized" in t.grad_fn.name() for t in left)
     assert all("Standardized" in t.grad_fn.name() for t in (*caught, others[2]))
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "error"),
+    [
+        (4, {}, RuntimeError),
+        (2, {}, RuntimeError),
+        (1, {}, RuntimeError),
+        (3, {"eps": -1.0}, (ValueError, RuntimeError)),
+    ],
+)
+def test_batch_normalization_that_does_not_fit_is_refused_as_always(
+    channels: int, options: dict[str, Any], error: Any, everywhere: list[torch.Size]
+) -> None:
+    layer, x = nn.BatchNorm2d(channels, **options), torch.randn(2, 3, 4, 4)
+    with Quick(), pytest.raises(error):
+        layer(x)
+    with Quick(), pytest.raises((ValueError, RuntimeError, NotImplementedError)):
+        nn.BatchNorm2d(3)(torch.ones(2, 3, 4, 4, dtype=torch.int64))
+
+
+def test_statistics_are_tracked_as_exactly_as_by_torch(everywhere: list[torch.Size]) -> None:
+    x = torch.randn(2, 3, 4, 4)
+    for momentum, before in ((1.0, 1e9), (0.1, math.inf)):
+        found = []
+        for context in (nullcontext(), Quick()):
+            mean, var = torch.full((3,), min(before, 1e9)), torch.full((3,), before)
+            with context:
+                F.batch_norm(x, mean, var, torch.ones(3), torch.zeros(3), True, momentum)
+            found.append([mean, var])
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_bias_that_is_not_needed_on_the_way_back_may_be_changed(everywhere: list[torch.Size]) -> None:
+    layer, x = nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4, requires_grad=True)
+    with Quick():
+        y = layer(x)
+    with torch.no_grad():
+        layer.bias.add_(1)
+    y.square().sum().backward()
+    assert x.grad is not None
+
+
+def test_batch_normalization_that_is_computed_again_is_left_alone(everywhere: list[torch.Size]) -> None:
+    layer, x = nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4, requires_grad=True)
+    with Quick():
+        y = checkpoint(layer, x, use_reentrant=False)
+    assert not everywhere
+    y.square().sum().backward()
+
+
+def test_one_image_is_enough_to_look_and_an_error_leaves_statistics() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    net.append(nn.Linear(4, 8)).append(nn.BatchNorm1d(8))
+    assert len(quick.rectified(net.train(), torch.randn(1, 3, 8, 8))) == 1
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    net.append(nn.Linear(9, 8))
+    with pytest.raises(RuntimeError):
+        quick.rectified(net, torch.randn(2, 3, 8, 8))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
 
 
 def test_what_is_normalized_may_be_overwritten(everywhere: list[torch.Size]) -> None:

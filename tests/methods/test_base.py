@@ -40,9 +40,9 @@ def test_heads_are_of_the_networks_own_kind_of_number() -> None:
 
 def test_what_was_found_of_a_network_is_found_anew_for_each_task() -> None:
     method = helpers.make("finetuning", helpers.plain_net)
-    method._rectified = [nn.Identity()]
+    method._rectified = {True: [nn.Identity()]}
     helpers.learn(method, helpers.tasks()[2], regime=replace(helpers.REGIME, epochs=1))
-    assert method._rectified is None
+    assert not method._rectified
 
 
 def test_two_phases_are_told_as_one() -> None:

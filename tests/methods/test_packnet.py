@@ -187,6 +187,13 @@ def test_what_is_held_has_no_say_in_the_gradient_and_nothing_is_held_afterwards(
     assert gradient[~owned].any()
 
 
+@pytest.mark.parametrize("clip", [None, 5.0])
+def test_a_bound_on_the_gradient_couples_weights(clip: float | None) -> None:
+    method = PackNet(net(), example())
+    method.learn(tasks()[0], Fit(regime(1, clip=clip)))
+    assert method.coupled == (clip is not None)
+
+
 class Told(PackNet):
     """Clears gradients although it need not, if asked."""
 

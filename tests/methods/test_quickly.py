@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from tests.methods import helpers
 from tests.methods.replay import PlainStep
 from zeroforget.core import quick
-from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick
 from zeroforget.methods import Method, names
 from zeroforget.training import Regime, fit
@@ -36,6 +36,14 @@ def net() -> nn.Module:
         nn.Linear(32, 16),
         nn.ReLU(),
     )
+
+
+def normed() -> nn.Module:
+    """The same with batch normalization between."""
+    torch.manual_seed(0)
+    plain = net()
+    parts = [plain[0], nn.BatchNorm2d(6), *plain[1:4], nn.BatchNorm2d(8), *plain[4:]]
+    return nn.Sequential(*parts)
 
 
 class Again(nn.Module):
@@ -59,25 +67,27 @@ def learned(name: str, make: Callable[[], nn.Module] = net) -> dict[str, Tensor]
     return helpers.copied(dict(method.state_dict()))
 
 
-@pytest.mark.parametrize(("name", "make"), [*((name, net) for name in names()), ("finetuning", Again)])
+@pytest.mark.parametrize(("name", "make"), [*product(names(), (net, normed)), ("finetuning", Again)])
 def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = learned(name, make)
     seen: list[bool] = []
 
     def computing(self: Method, recorded: bool) -> Quick:
         """As on a GPU."""
-        if self._rectified is None:
-            self._rectified = quick.rectified(self.net, self.get_buffer("example"))
-            # A growing network has layers of its own, with rectifiers of their own.
-            seen.append(len(self._rectified) == (0 if isinstance(self.net, GrowingNetwork) else 2))
-        return Quick(self._rectified)
+        mode = self.net.training
+        if mode not in self._rectified:
+            self._rectified[mode] = self.rectified(self.get_buffer("example"))
+            seen.append(len(self._rectified[mode]))
+        return Quick(self._rectified[mode])
 
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
     monkeypatch.setattr(Method, "computing", computing)
     for tensor, value in learned(name, make).items():
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
-    assert all(seen) or name == "r-ewc"  # whose layers are rotated, so that no rectifier follows a convolution
-    assert seen
+    # A growing network has layers of its own, with rectifiers of their own; those of R-EWC are rotated, so that none
+    # follows a plain convolution; and PNN's columns hear each other before they rectify, from the second on.
+    convolutions = {"tfm": {0}, "tfm-nofn": {0}, "r-ewc": {0}, "pnn": {0, 2}}
+    assert set(seen) == ({2} if make is normed else convolutions.get(name, {2})) | ({0} if name == "pnn" else set())
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -97,6 +107,7 @@ def test_a_step_says_whether_it_is_recorded(recorded: bool, monkeypatch: pytest.
 
 def test_copies_look_at_their_own_weights() -> None:
     method = helpers.make("finetuning", net)
-    method._rectified = quick.rectified(method.net, method.get_buffer("example"))
-    assert copy.deepcopy(method)._rectified is None
-    assert pickle.loads(pickle.dumps(method))._rectified is None
+    method._rectified[True] = method.rectified(method.get_buffer("example"))
+    assert len(method._rectified[True]) == 2
+    assert not copy.deepcopy(method)._rectified
+    assert not pickle.loads(pickle.dumps(method))._rectified

@@ -104,13 +104,15 @@ def _moments(
 ):  # fmt: skip
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
+    first = tl.load(partial + column, mask=exists, other=0.0)
     total = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, parts, TILE):
         row = step + tl.arange(0, TILE)
         inside = (row < parts)[:, None] & exists[None, :]
         count = tl.minimum(each, rows - row * each).to(tl.float32)
-        total += count[:, None] * tl.load(partial + row[:, None] * columns + column[None, :], mask=inside, other=0.0)
-    middle = tl.sum(total, 0) / rows
+        off = tl.load(partial + row[:, None] * columns + column[None, :], mask=inside, other=0.0) - first[None, :]
+        total += tl.where(inside, count[:, None] * off, 0.0)
+    middle = first + tl.sum(total, 0) / rows
     square = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, parts, TILE):
         row = step + tl.arange(0, TILE)
@@ -125,9 +127,9 @@ def _moments(
     tl.store(made + columns + column, 1.0 / tl.sqrt(around / rows + eps), mask=exists)
     if TRACKED:
         before = tl.load(mean + column, mask=exists, other=0.0)
-        tl.store(mean + column, before + momentum * (middle - before), mask=exists)
+        tl.store(mean + column, (1.0 - momentum) * before + momentum * middle, mask=exists)
         before = tl.load(var + column, mask=exists, other=0.0)
-        tl.store(var + column, before + momentum * (around / (rows - 1) - before), mask=exists)
+        tl.store(var + column, (1.0 - momentum) * before + momentum * (around / (rows - 1)), mask=exists)
 
 
 @triton.jit

@@ -286,8 +286,8 @@ def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
     wide = x.to(_wide(x))
     var, mean = torch.var_mean(wide, 0, correction=0)
     if given.mean is not None and given.var is not None:
-        given.mean.lerp_(mean.to(given.mean.dtype), given.momentum)
-        given.var.lerp_((var * len(x) / (len(x) - 1)).to(given.var.dtype), given.momentum)
+        for tracked, now in ((given.mean, mean), (given.var, var * len(x) / (len(x) - 1))):
+            tracked.mul_(1 - given.momentum).add_(now, alpha=given.momentum)
     moments = Moments(mean, (var + given.eps).rsqrt())
     made = (wide - mean) * (moments.inverse * given.weight) + given.bias
     y[:, : x.shape[1]], y[:, x.shape[1] :] = made.clamp(min=0) if relu else made, 0

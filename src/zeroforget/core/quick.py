@@ -103,11 +103,15 @@ def rectified(net: nn.Module, example: Tensor, *args: Any) -> list[weakref.ref[T
         return []
     statistics = [(buffer, buffer.clone()) for buffer in net.buffers()]
     device = [example.device] if example.is_cuda else []
-    with torch.random.fork_rng(device), torch.no_grad(), _Readers(weights) as seen:
-        result = net(example, *args)
-    with torch.no_grad():
-        for buffer, before in statistics:
-            buffer.copy_(before)
+    if len(example) == 1:  # alone it has no spread
+        example = torch.cat([example, example])
+    try:
+        with torch.random.fork_rng(device), torch.no_grad(), _Readers(weights) as seen:
+            result = net(example, *args)
+    finally:
+        with torch.no_grad():
+            for buffer, before in statistics:
+                buffer.copy_(before)
     seen.look("the result", (result,))
     seen.end()
     return [weakref.ref(weight) for key, weight in weights.items() if seen.readers.get(key) == [F.relu]]
@@ -188,13 +192,16 @@ def _norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, float] | None:
-    """Batch normalization's arguments, if it goes by the batch's own moments; one position alone has none."""
-    if not training or weight is None or bias is None or not fits(input) or input.numel() <= input.shape[1]:
+    """Batch normalization's arguments, if it goes by the batch's own moments; one position alone has none. What torch
+    would refuse is left to it."""
+    if not training or weight is None or bias is None or (running_mean is None) != (running_var is None):
         return None
+    if not input.is_floating_point() or not fits(input) or input.numel() <= input.shape[1] or not eps > 0:
+        return None
+    wide = torch.promote_types(input.dtype, torch.float32)
     numbers = [t for t in (weight, bias, running_mean, running_var) if t is not None]
-    plain = all(t.dtype == torch.promote_types(input.dtype, torch.float32) and t.is_contiguous() for t in numbers)
-    both = (running_mean is None) == (running_var is None)
-    return (input, weight, bias, running_mean, running_var, momentum, eps) if plain and both else None
+    plain = all(t.dtype == wide and t.shape == input.shape[1:2] and t.is_contiguous() for t in numbers)
+    return (input, weight, bias, running_mean, running_var, momentum, eps) if plain else None
 
 
 def _halved(
@@ -296,14 +303,14 @@ class _Standardized(torch.autograd.Function):
         out = kernels.images(x, (x.shape[0], room, *x.shape[2:]))
         moments = kernels.standardize(kernels.matrix(x), kernels.matrix(out), given, relu)
         ctx.relu, ctx.numbers, ctx.room = relu, (momentum, eps), room
-        ctx.save_for_backward(x, weight, bias, moments.mean, moments.inverse)
+        ctx.save_for_backward(x, weight, bias if relu else None, moments.mean, moments.inverse)
         return kernels.narrowed(out, x.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, inverse = ctx.saved_tensors
-        given = kernels.Norm(weight, bias, None, None, *ctx.numbers)
+        given = kernels.Norm(weight, weight if bias is None else bias, None, None, *ctx.numbers)  # unread without relu
         rows = kernels.matrix(kernels.side_by_side(g))
         moments, wide = kernels.Moments(mean, inverse), ctx.room if ctx.needs_input_grad[0] else None
         flat, by_weight, by_bias = kernels.unstandardize(rows, kernels.matrix(x), moments, given, ctx.relu, wide)

@@ -95,7 +95,7 @@ class Method(nn.Module):
         self.smoothing = 0.0
         self.share: Tensor | None = None
         self.coupled = True
-        self._rectified: list[Any] | None = None
+        self._rectified: dict[bool, list[Any]] = {}
         self.net = net
         self._set_example(example)
 
@@ -149,7 +149,7 @@ class Method(nn.Module):
         Whatever interrupts it, at whatever phase, leaves the method as it was before.
         """
         task.check()
-        self._rectified = None  # the network may have been changed since
+        self._rectified = {}  # the network may have been changed since
         before = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
         self.add_task(TaskSpec(task.name, len(task.classes)))
         try:
@@ -201,16 +201,17 @@ class Method(nn.Module):
         example = self.get_buffer("example")
         if not recorded or not example.is_cuda:
             return nullcontext()
-        if self._rectified is None:
-            self._rectified = self.rectified(example)
-        return Quick(self._rectified)
+        mode = self.net.training
+        if mode not in self._rectified:
+            self._rectified[mode] = self.rectified(example)
+        return Quick(self._rectified[mode])
 
     def rectified(self, example: Tensor) -> list[Any]:
         """Where the network's rectifiers can run inside of the layers before them: the weights of these layers."""
         return rectified(self.net, example)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_rectified": None}  # a copy has weights of its own
+        return self.__dict__ | {"_rectified": {}}  # a copy has weights of its own
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """What a step of training makes smaller."""
