@@ -54,6 +54,7 @@ class Later:
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._written: Future[None] | None = None
 
     @property
@@ -69,15 +70,14 @@ class Later:
         except torch.OutOfMemoryError:  # then training waits
             file.save(tensors, facts)
             return
-        copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        if device.type == "cuda":
+            now = torch.cuda.current_stream(device)
+            if self._stream is None or self._stream.device != now.device:
+                self._stream = torch.cuda.Stream(now.device)
+            self._stream.wait_stream(now)  # for the copy
 
         def write() -> None:
-            if copied is None:
-                file.save(kept, facts)
-                return
-            stream = torch.cuda.Stream(device)
-            stream.wait_event(copied)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._stream):
                 file.save(kept, facts)
 
         self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
