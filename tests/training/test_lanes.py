@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from zeroforget.data import Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
-from zeroforget.training import Fit, Regime
+from zeroforget.training import Fit, Progress, Regime, fit
 from zeroforget.training.graphs import lanes
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
@@ -46,6 +48,37 @@ def test_side_by_side_as_alone(capture: bool) -> None:
         assert [epoch.loss for epoch in log.epochs] == [epoch.loss for epoch in expected.epochs]
         state = alone.state_dict()
         assert all(torch.equal(tensor, state[name]) for name, tensor in found.state_dict().items())
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("capture", [True, False])
+def test_checkpoints_beside_training_change_nothing_and_are_gone_on_from(
+    capture: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "_PAUSE", 0.0)
+    task = scenario("digits/5", seed=0).tasks[0]
+    regime = Regime(epochs=30, device="cuda", capture=capture, options={"momentum": 0.9})
+    widths = (48, 4096)
+    expected = [learner(task, width) for width in widths]
+    Fit(regime).race(expected, task, 0)
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 20 and progress.step == progress.steps:
+            raise Stop
+
+    with pytest.raises(Stop):
+        Fit(regime, folder=tmp_path, progress=stop).race([learner(task, width) for width in widths], task, 0)
+    assert list(tmp_path.glob("*.safetensors"))
+    found, epochs = [learner(task, width) for width in widths], set[tuple[int, int]]()
+    Fit(regime, folder=tmp_path, progress=lambda p: epochs.add((p.phase, p.epoch))).race(found, task, 0)
+    assert len(epochs) < 60
+    for one, other in zip(found, expected, strict=True):
+        state = other.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in one.state_dict().items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
