@@ -174,9 +174,9 @@ def _read(
     padding: int | str | tuple[int, ...] = 0,
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
-) -> tuple[Tensor, Tensor, Tensor, Geometry] | None:
+) -> tuple[Tensor, Tensor, Tensor | None, Geometry] | None:
     """A convolution's arguments, if this is a case for us; the names are those of torch."""
-    if bias is None or isinstance(padding, str) or not fits(input):
+    if isinstance(padding, str) or not fits(input):
         return None
     strides, paddings, dilations = ((n, n) if isinstance(n, int) else tuple(n) for n in (stride, padding, dilation))
     return input, weight, bias, Geometry(strides, paddings, dilations, groups)
@@ -252,13 +252,13 @@ def fits(x: Tensor) -> bool:
 
 class _Biased(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry, relu: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool) -> Tensor:
         ctx.geometry, ctx.relu = geometry, relu
-        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
-        kernels.finish(kernels.matrix(out), kernels.Vectors(shift=bias.contiguous()), relu)
+        kernels.finish(kernels.matrix(out), kernels.Vectors(shift=None if bias is None else bias.contiguous()), relu)
         ctx.save_for_backward(x, weight, out if relu else None)
         return out
 
