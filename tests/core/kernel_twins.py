@@ -289,6 +289,21 @@ def _step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dic
     return {"input": x.grad, "output": out.detach()} | moved | {name: p.grad for name, p in net.named_parameters()}
 
 
+def keep_room() -> None:
+    """Zeros behind odd widths go with the features from layer to layer, there and back: few columns are copied, and the
+    features of the last layer alone."""
+    net, copied, plain = _grown(Normalized, "reused", 0.2, 0.7), list[int](), kernels.gather
+
+    def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
+        copied.append(columns)
+        return plain(x, places, columns, sums)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "gather", gather)
+        _step(net, torch.randn(4, 3, 8, 8).contiguous(memory_format=torch.channels_last), "b", by_kernels=True)
+    assert [columns for columns in copied if columns > 8] == [16]
+
+
 def compare_plain(device: str = "cpu") -> None:
     """A step of a plain network, with rectifiers in the same pass, against one without our kernels."""
     torch.manual_seed(0)

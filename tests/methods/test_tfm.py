@@ -357,6 +357,14 @@ def test_overhead_is_what_the_network_holds(digits: Scenario) -> None:
     assert learner.overhead().inference == 32 * floats + 8 * masks
 
 
+def test_what_was_found_of_a_network_is_found_anew_for_each_task(digits: Scenario) -> None:
+    learner = method()
+    for task in digits.tasks[:3]:
+        learner._rectified = {True: [nn.Identity()]}
+        learner.learn(task, Fit(Regime(epochs=1)))
+        assert not learner._rectified
+
+
 def test_rectifiers_behind_normalization_are_found_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a recorded step on a GPU runs them; here by the kernels' twins."""
     torch.manual_seed(0)

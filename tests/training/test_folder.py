@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -145,8 +148,7 @@ def test_checkpoints_written_beside_training_are_gone_on_from(
     learn(again_learner, 0, again)
     learn(again_learner, 1, again)
     assert equal(again_learner.state_dict(), expected.state_dict())
-    if name != "tfm":  # of candidates side by side, the one that came first may have had all the turns
-        assert min(p.epoch for p in steps if p.index == 1 and p.phase == phase) > 0
+    assert min(p.epoch for p in steps if p.index == 1 and p.phase == phase) > 0
 
 
 def test_what_is_written_later_is_what_was_handed_over(tmp_path: Path) -> None:
@@ -162,6 +164,53 @@ def test_what_is_written_later_is_what_was_handed_over(tmp_path: Path) -> None:
             assert loaded is not None
             assert loaded[1] == {"number": number}
             assert (loaded[0]["value"] == number).all()
+
+
+def test_who_is_interrupted_while_it_waits_may_wait_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later, file, go = Later(), Checkpoint(tmp_path / "phase.safetensors"), threading.Event()
+    plain = Checkpoint.save
+    monkeypatch.setattr(Checkpoint, "save", lambda *given: (go.wait(), plain(*given)))
+    later.save(file, {"value": torch.ones(2)}, {}, torch.device("cpu"))
+    result = Future.result
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        later.wait()
+    monkeypatch.setattr(Future, "result", result)
+    assert later.busy
+    go.set()
+    later.wait()
+    assert file.load() is not None
+
+
+def test_what_could_not_be_written_later_is_raised_once_and_copies_write_for_themselves(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("no folder")
+    later = Later()
+    later.save(Checkpoint(tmp_path / "taken" / "phase.safetensors"), {"value": torch.ones(2)}, {}, torch.device("cpu"))
+    with pytest.raises(OSError, match="taken"):
+        later.wait()
+    later.wait()
+    for other in (copy.deepcopy(later), pickle.loads(pickle.dumps(later))):
+        other.save(Checkpoint(tmp_path / "phase.safetensors"), {"value": torch.ones(2)}, {}, torch.device("cpu"))
+        other.wait()
+    assert Checkpoint(tmp_path / "phase.safetensors").load() is not None
+
+
+@pytest.mark.parametrize(("keep", "epochs"), [("best", 6), ("accurate", 7)])
+def test_a_finished_phase_is_gone_on_from_at_its_best_weights(keep: str, epochs: int, tmp_path: Path) -> None:
+    regime = Regime(lr=0.5, epochs=epochs, batch_size=18, keep=keep, options={"momentum": 0.9})
+    expected, learner = method("finetuning"), method("finetuning")
+    with seeded("learn", 0):
+        log = expected.learn(task("0", seed=0), Fit(regime))
+    assert log.best < len(log.epochs) - 1
+    learn(method("finetuning"), 0, Fit(regime, folder=tmp_path))
+    more: list[Progress] = []
+    learn(learner, 0, Fit(regime, folder=tmp_path, progress=more.append))
+    assert not more
+    assert equal(learner.state_dict(), expected.state_dict())
 
 
 def test_a_checkpoint_that_could_not_be_written_later_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

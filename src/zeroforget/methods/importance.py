@@ -212,6 +212,9 @@ class Anchored(Method):
         self._firm: dict[tuple[str, float], Tensor] | None = None
         """While a task is learned, what `firmness` has found: nothing of it changes before the end."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_firm": None}
+
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that all tasks share and that training may move."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}

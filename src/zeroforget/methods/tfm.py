@@ -140,6 +140,7 @@ class Tfm(Method):
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Learn a task: with the schedule's growth, or side by side with every growth of the search."""
         task.check()
+        self._rectified = {}  # another task, other layers
         spec = TaskSpec(task.name, len(task.classes))
         if self.specs and not self._searches():
             return self._learn_in_place(spec, task, fit)

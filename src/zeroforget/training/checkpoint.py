@@ -84,10 +84,19 @@ class Later:
         self._written = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Until all is on disk."""
-        written, self._written = self._written, None
-        if written is not None:
-            written.result()
+        """Until all is on disk; what is interrupted while it waits may wait again."""
+        if self._written is not None:
+            try:
+                self._written.result()
+            finally:
+                if self._written.done():
+                    self._written = None
+
+    def __deepcopy__(self, memo: object) -> Later:
+        return Later()
+
+    def __reduce__(self) -> tuple[type[Later], tuple[()]]:
+        return Later, ()  # threads stay where they are
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -130,9 +130,11 @@ class Fit:
                 loop.undo()
             raise
         finally:
-            settle(device)
-            with suppress(Exception):  # where it matters it was raised above
-                self._later.wait()
+            try:
+                settle(device)
+            finally:
+                with suppress(Exception):  # where it matters it was raised above
+                    self._later.wait()
 
 
 @dataclass
@@ -367,7 +369,8 @@ class _Loop:
         At the end always, and at once: what a later phase does may depend on every bit of this one.
         """
         began, ended, later = time.perf_counter(), bool(self.log.stopped), self.fit._later
-        if self.file is None or ((began < self.save_again or later.busy) and not ended):
+        soon = began < self.save_again or (later.busy and began < self.save_again + _PAUSE)
+        if self.file is None or (soon and not ended):
             return
         tensors = {f"now/{n}": t for n, t in (self.best if ended else self.learner.moving()).items()}
         numbers: dict[str, Any] = {}
@@ -380,7 +383,7 @@ class _Loop:
         facts |= {"task": self.index, "log": self.log.to_dict()}
         if self.beside and not ended:
             later.save(self.file, tensors, facts, self.device)
-            self.save_again = began + _PAUSE
+            self.save_again = time.perf_counter() + _PAUSE
         else:
             later.wait()
             self.file.save(tensors, facts)
