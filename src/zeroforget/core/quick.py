@@ -50,7 +50,7 @@ class Quick(TorchFunctionMode):
         if func not in _KNOWN or _saved_elsewhere():
             return func(*args, **kwargs)
         if func is F.conv2d and (found := _read(*args, **kwargs)) is not None:
-            return self._rectify(_Biased, found, found[1])
+            return self._rectify(_Convolved, found, found[1])
         if func is F.batch_norm and (norm := _norm(*args, **kwargs)) is not None:
             room = kernels.room(norm[0])
             return kernels.with_room(self._rectify(_Standardized, (*norm, room), norm[1]), room)
@@ -250,7 +250,7 @@ def fits(x: Tensor) -> bool:
     return kernels.on_gpu(x) and x.dim() == 4 and kernels.lies_side_by_side(x)
 
 
-class _Biased(torch.autograd.Function):
+class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool) -> Tensor:
         ctx.geometry, ctx.relu = geometry, relu
