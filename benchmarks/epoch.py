@@ -197,7 +197,10 @@ def arguments() -> argparse.Namespace:
         chosen = dict(lr=args.lr, precision=args.precision, batch_size=args.batch)
         args.regime = Regime(device=args.device, **chosen)
         return args
-    found = Experiment.load(args.experiment, device=args.device)
+    try:
+        found = Experiment.load(args.experiment, device=args.device)
+    except ValueError as error:
+        parser.error(str(error))
     args.network, args.options = found.network.name, found.network.options
     args.regime, args.precision, args.batch = found.regime, found.regime.precision, found.regime.batch_size
     known = {one.name for one in fields(Preparation)}
