@@ -47,6 +47,29 @@ def test_an_archive_gives_back_what_tables_need(runs: tuple[Path, list[Results]]
     assert file.stat().st_size < 40_000
 
 
+def test_an_archive_keeps_what_validation_said_of_the_kept_weights_and_of_the_last(
+    runs: tuple[Path, list[Results]], tmp_path: Path
+) -> None:
+    _, results = runs
+    first, again, older = tmp_path / "first.json", tmp_path / "again.json", tmp_path / "older.json"
+    archive.save(results, first)
+    archive.save(archive.load(first), again)  # an archive of an archive loses nothing
+    assert again.read_text() == first.read_text()
+    rows = json.loads(first.read_text())["runs"]
+    assert len(rows) == len(results) == 4
+    for row, each in zip(rows, sorted(results, key=lambda r: (r.method, r.seed)), strict=True):
+        for log, full in zip(row["logs"], each.logs, strict=True):
+            kept, last = full["epochs"][full["best"]]["val_accuracy"], full["epochs"][-1]["val_accuracy"]
+            assert log["validation"] == {"kept": round(kept, 4), "last": round(last, 4)}
+    values = json.loads(first.read_text())
+    for row in values["runs"]:
+        for log in row["logs"]:
+            del log["validation"]
+    older.write_text(json.dumps(values))  # as earlier versions wrote it
+    merged, twice = archive.distinct([*archive.load(older), *results])
+    assert (len(merged), twice) == (4, 4)
+
+
 def test_the_commands_write_and_read_archives(runs: tuple[Path, list[Results]], tmp_path: Path) -> None:
     folder, _ = runs
     file = tmp_path / "kept" / "short.json"

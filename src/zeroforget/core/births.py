@@ -27,6 +27,10 @@ class Places:
     index: Tensor
     start: int | None
     _elsewhere: dict[torch.device, Tensor] = field(default_factory=dict)
+    _count: int = field(init=False)  # a step asks for it many times, and a tensor is slow to answer
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_count", self.index.numel())
 
     @staticmethod
     def where(chosen: Tensor) -> Places:
@@ -38,7 +42,7 @@ class Places:
         return Places(index, int(index[0]) if run else None)
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self._count
 
     def on(self, device: torch.device) -> Tensor:
         """The positions on a device, brought there once: a step that is recorded may copy nothing from the host."""
@@ -51,13 +55,13 @@ class Places:
     def take(self, tensor: Tensor, dim: int) -> Tensor:
         """These positions of a tensor: a view where they are a run, else a copy."""
         if self.start is not None:
-            return tensor.narrow(dim, self.start, len(self.index))
+            return tensor.narrow(dim, self.start, self._count)
         return tensor.index_select(dim, self.on(tensor.device))
 
     def put(self, tensor: Tensor, dim: int, values: Tensor) -> None:
         """Write values at these positions, in place."""
         if self.start is not None:
-            tensor.narrow(dim, self.start, len(self.index)).copy_(values)
+            tensor.narrow(dim, self.start, self._count).copy_(values)
         else:
             tensor.index_copy_(dim, self.on(tensor.device), values.to(tensor.dtype))
 

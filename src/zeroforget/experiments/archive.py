@@ -1,4 +1,5 @@
-"""Many runs in one small JSON file, for keeping with the source: everything but the epochs' curves."""
+"""Many runs in one small JSON file, for keeping with the source: everything but the epochs' curves, of which the
+validation accuracy of the weights that were kept and that of the last epoch stay."""
 
 from __future__ import annotations
 
@@ -26,10 +27,21 @@ def _row(results: Results) -> dict[str, Any]:
     values = results.to_dict()
     values["logs"] = [
         {"epochs": len(log["epochs"]), "best": log["best"], "stopped": log["stopped"], "notes": log["notes"]}
+        | _validation(log)
         for log in values["logs"]
     ]
     values["seconds"] = [round(s, 1) for s in values["seconds"]]
     return values
+
+
+def _validation(log: dict[str, Any]) -> dict[str, Any]:
+    """Two points of a task's curve: enough to see whether the weights that were kept are the best that it had. Archives
+    of earlier versions have none."""
+    if "validation" in log or not all(log["epochs"]):
+        return {"validation": log["validation"]} if "validation" in log else {}
+    accuracies = [round(epoch["val_accuracy"], 4) for epoch in log["epochs"]]
+    kept = accuracies[log["best"]] if log["best"] >= 0 else None
+    return {"validation": {"kept": kept, "last": accuracies[-1]}} if accuracies else {}
 
 
 def unpack(values: dict[str, Any]) -> list[Results]:
@@ -77,7 +89,10 @@ def distinct(results: Iterable[Results]) -> tuple[list[Results], int]:
     curves."""
     found: dict[str, list[Results]] = {}
     for each in results:
-        found.setdefault(json.dumps(_row(each), sort_keys=True), []).append(each)
+        row = _row(each)
+        for log in row["logs"]:
+            log.pop("validation", None)
+        found.setdefault(json.dumps(row, sort_keys=True), []).append(each)
     several = sum(len(equal) > 1 for equal in found.values())
     return [next((each for each in equal if _has_curves(each)), equal[0]) for equal in found.values()], several
 
