@@ -15,7 +15,14 @@ from zeroforget.core import ops
 from zeroforget.core.births import Places
 from zeroforget.core.grow import grow
 from zeroforget.core.layers import GrowingLayer
-from zeroforget.core.ops import Block, Geometry, Scaling, _scale_gradients, grown, weight_gradient
+from zeroforget.core.ops import (
+    Block,
+    Geometry,
+    Scaling,
+    _scale_gradients,
+    grown,
+    weight_gradient,
+)
 
 
 def places(draw: st.DrawFn, size: int) -> tuple[Tensor, Tensor]:
@@ -240,6 +247,26 @@ def test_on_a_cpu_without_bf16_images_are_added_up_in_float32(monkeypatch: pytes
     found = weight_gradient(g, x, weight, geometry)
     assert found.dtype == torch.float32
     assert float((found - exact).norm()) < 1e-5 * float(exact.norm())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_gradients_of_shortcuts_are_right_channels_last_too(data: st.DataObject) -> None:
+    """With few inputs the library's are wrong then, and it writes beside its memory: the program hangs or ends."""
+    dims, one = data.draw(st.sampled_from([1, 2, 2, 2, 3])), st.integers(1, 3)
+    stride = (data.draw(st.integers(2, 3)), *[data.draw(one) for _ in range(dims - 1)])
+    padding = tuple(data.draw(st.integers(0, 2)) for _ in range(dims))
+    geometry = Geometry(stride, padding, (1,) * dims, 1)
+    draws = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    weight = torch.randn(data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5)), *[1] * dims, generator=draws)
+    x = torch.randn(2, weight.shape[1], *[data.draw(st.integers(1, 7)) for _ in range(dims)], generator=draws)
+    exact = weight.double().requires_grad_()
+    out = ops.apply(x.double(), exact, None, geometry)
+    g = torch.randn(out.shape, generator=draws)
+    out.backward(g.double())
+    layout = torch.channels_last if dims == 2 and data.draw(st.booleans()) else torch.preserve_format
+    found = weight_gradient(*(t.clone(memory_format=layout) for t in (g, x, weight)), geometry)
+    torch.testing.assert_close(found.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=80, deadline=None)

@@ -75,6 +75,7 @@ def listing() -> nn.Module:
             r"asks for next\(parameters\(\)\).*ask its input or a buffer",
         ),
         (lambda: torch.jit.trace(nn.Linear(5, 6), ROWS), ROWS, "compiled by torch.jit.*pass the plain one"),
+        (lambda: torch.compile(nn.Linear(5, 6)), ROWS, "wrapped by torch.compile: pass the plain one"),
         (
             lambda: Made(lambda s, x: s.b(s.e(x).mean(1)), e=nn.Embedding(11, 6, sparse=True), b=nn.Linear(6, 4)),
             WORDS,

@@ -15,12 +15,14 @@ from zeroforget.core import masks as _masks
 from zeroforget.core import own
 from zeroforget.core.axes import Axes
 from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, replace, replace_kept, set_tensor
+from zeroforget.core.fingerprint import fingerprint
 from zeroforget.core.growth import Room, as_growth, whole
 from zeroforget.core.labels import births_of, label_size
 from zeroforget.core.layers import GrowingLayer, GrowingNorm, ahead, bits, seal, tie, unseal
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.records import GrowthOverhead, TaskRecord
 from zeroforget.core.tensors import GrowingTensor
+from zeroforget.core.undone import all_or_nothing
 from zeroforget.core.untouched import Begun, fresh, warn_if_untouched
 
 _CACHED = 4  # dense networks kept for `forward`, the latest used
@@ -142,6 +144,7 @@ class GrowingNetwork(nn.Module):
         return wanted if growth is not None else 0.0 if self.history else self.start
 
     @torch.inference_mode(False)  # what is made in inference mode could never learn
+    @all_or_nothing
     def add_task(self, name: str, classes: int, growth: float | Mapping[str, float] | None = None) -> None:
         """Make room for a task; from now on the network trains what is born with it and nothing else.
 
@@ -183,6 +186,7 @@ class GrowingNetwork(nn.Module):
         self._begun = fresh(self.heads)
 
     @torch.inference_mode(False)
+    @all_or_nothing
     def drop_task(self) -> None:
         """Take back the newest task: the network is as it was before its `add_task`, bit for bit."""
         if not self.history:
@@ -308,6 +312,11 @@ class GrowingNetwork(nn.Module):
             head.register_parameter(name, nn.Parameter(value.detach().clone()))
         whole = nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
         return laid_out(whole, torch.channels_last if self._channels_last else torch.contiguous_format)
+
+    def fingerprint(self, task: str | int) -> str:
+        """A short name for every bit of `dense(task)`. Write it down when a task is learned: whatever is done to this
+        network later, the task answers as it did while its fingerprint is the same."""
+        return fingerprint(self.dense(task))
 
     # Inside ----------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ def refuse_uncopyable(net: nn.Module) -> None:
             raise CannotGrow(
                 "the network is compiled by torch.jit, so its layers cannot be replaced: pass the plain one"
             )
+        if type(module).__module__.startswith("torch._dynamo"):  # by name: to load the compiler takes seconds
+            raise CannotGrow("the network is wrapped by torch.compile: pass the plain one, and compile what is grown")
         _refuse_hooks(path, module)
         for name, value in vars(module).items():
             if name in OWN or name == "_compiled_call_impl":  # which no copy takes over

@@ -224,8 +224,20 @@ def weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | Non
     if g.dtype == torch.bfloat16 and g.device.type == "cpu" and not _cpu_has_bf16():
         # The library's stand-in adds up images in bfloat16, a hundredth off, and takes several times as long.
         g, x, like = g.float(), x.float(), like.float()
+    if g.device.type == "cpu" and geometry.groups == 1 and max(like.shape[2:]) == 1 and max(geometry.stride) > 1:
+        return _shortcut_gradient(g, x, geometry).view(like.shape)
     _, grad, _ = convolution_backward(g, x, like, geometry, [False, True, False])
     return grad
+
+
+def _shortcut_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
+    """That of a convolution which reads single positions, some apart: a product of those. With channels last and few
+    inputs, as newborn ones are, the library gets it wrong and writes beside its memory (torch 2.13)."""
+    if any(geometry.padding):
+        x = F.pad(x, [width for width in reversed(geometry.padding) for _ in range(2)])
+    read = [slice(0, step * (size - 1) + 1, step) for step, size in zip(geometry.stride, g.shape[2:], strict=True)]
+    x = x[(slice(None), slice(None), *read)]
+    return g.transpose(0, 1).flatten(1).mm(x.transpose(0, 1).flatten(1).t())
 
 
 @functools.cache

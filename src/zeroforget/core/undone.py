@@ -1,0 +1,37 @@
+"""A change of a network's structure that happens as a whole or not at all."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import nn
+
+Net = TypeVar("Net", bound=nn.Module)
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def all_or_nothing(change: Callable[Concatenate[Net, Given], Made]) -> Callable[Concatenate[Net, Given], Made]:
+    """For a method that gives its network other parts and tensors, and writes into none that it had: whatever ends it
+    early, Ctrl-C or want of memory, the network is what it was."""
+
+    @functools.wraps(change)
+    def changed(net: Net, /, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+        before = [(module, _held(module)) for module in net.modules()]
+        try:
+            return change(net, *args, **kwargs)
+        except BaseException:
+            for module, held in before:
+                object.__setattr__(module, "__dict__", held)
+            raise
+
+    return changed
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    """All that a module holds; its lists and tables as they are now, for they are written into."""
+    return {k: copy.copy(v) if type(v) in (dict, list, set, OrderedDict) else v for k, v in vars(module).items()}
