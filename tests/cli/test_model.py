@@ -189,6 +189,13 @@ MISTAKES = {
     "export {0}/garden --task low -o {0}/x.pt": "does not tell what to write",
     "ship {0}/garden -o {0}/x.zfu": "--since",
     "learn {0}/new {0}/garden --task x": "is a model, not pictures",
+    "learn {0}/low {0}/garden --task x": "is a model, not pictures",
+    "learn {0} {0}/low --task x": "holds other things, such as 'garden'; name a folder that is new or holds a model",
+    "learn {0}/low {0}/middle --task x": "low is no model and holds other things, such as 'digit0'",
+    "learn {0}/garden {0}/low/digit0 --task x": "holds 24 pictures but no class folders; put each class's pictures",
+    "learn {0}/garden {0}/low --task x --color": "is for gray pictures, which cannot change; leave out --color",
+    "tasks {0}/low": "low is no model and holds other things",
+    "export {0}/garden --task low --format torch -o {0}/x.onnx": "taken for format onnx, not torch: let it end in .pt2",
     "receive {0}/garden {0}/garden/model.json": "is no update",
     "learn {0}/garden/model.json {0}/nothing --task x": "is a file, and a model is a folder",
     "learn {0}/new {0}/low --task x --seed -1": "seed is a whole number",
@@ -207,6 +214,7 @@ MISTAKES = {
     "adopt {0}/new {0}/low --task x --network small --weights x --std 1e-7": "got 1e-07",
     "adopt {0}/new {0}/low --task x --network small --weights x --seed -1": "seed is a whole number",
     "adopt {0}/garden/model.json {0}/low --task x --network small --weights x": "is a file, and a model is a folder",
+    "adopt {0}/middle {0}/low --task x --network small --weights x": "middle is no model and holds other things",
 }
 
 
@@ -217,6 +225,17 @@ def test_mistakes_are_one_plain_sentence(garden: Path, command: str) -> None:
     assert code == 2
     assert MISTAKES[command] in output
     assert tree(garden) == before
+
+
+def test_a_new_model_is_told_and_an_old_one_is_not(garden: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".gitkeep").touch()
+    for name in ("gardn", "new"):  # misspelt, and a folder that has nothing to lose
+        learn = f"zeroforget learn {tmp_path}/{name} {garden}"
+        output, code = run(f"{learn}/low --task low --size 8 --gray --epochs 1")
+        assert (code, output.count(f"making a new model in {tmp_path}/{name}\n")) == (0, 1)
+    output, code = run(f"{learn}/middle --task middle --epochs 1")
+    assert (code, "new model" in output) == (0, False)
 
 
 def test_a_search_prints_what_it_tried(garden: Path) -> None:

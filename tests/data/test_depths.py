@@ -49,6 +49,21 @@ def test_floating_values_are_scaled_by_what_they_can_be(most: int, tmp_path: Pat
     assert greys(saved(tmp_path / "a.tif", (RAMP / 65535 * most).astype(np.float32))) == GREYS
 
 
+@pytest.mark.parametrize("most", [1.5, 255 * 1.5])
+def test_values_up_to_half_above_white_are_white(most: float, tmp_path: Path) -> None:
+    white = most / 1.5
+    assert greys(saved(tmp_path / "a.tif", (np.array([0, 0.5, 1, 1.2, 1.5]) * white).astype(np.float32))) == [
+        0, 128, 255, 255, 255
+    ]  # fmt: skip
+
+
+def test_a_picture_of_no_numbers_is_damaged(tmp_path: Path) -> None:
+    path = str(saved(tmp_path / "a.tif", np.full(5, np.nan, np.float32)))
+    target = np.zeros((1, 3, 5, 5), np.uint8)
+    told = decode_module.decode_chunk(target, 0, [(path, None)], (5, 0, False))
+    assert told == [(path, "cannot be decoded: none of its pixels is a finite number")]
+
+
 @pytest.mark.parametrize(("odd", "grey"), [(np.nan, 0), (np.inf, 255), (-1, 0)])
 def test_what_is_no_number_leaves_the_others_as_they_are(odd: float, grey: int, tmp_path: Path) -> None:
     path = saved(tmp_path / "a.tif", np.array([0, odd, 0.5, 0.25, 1], dtype=np.float32))
@@ -87,12 +102,13 @@ def test_only_what_may_have_been_decoded_otherwise_is_decoded_anew(tmp_path: Pat
     assert fingerprint(listing, Treatment(8)) == _before(listing.base, listing.files)
     saved(tmp_path / "photos" / "a" / "1.png", RAMP.astype(np.uint16))
     listing = read_folder(tmp_path / "photos")
-    assert fingerprint(listing, Treatment(8)) != _before(listing.base, listing.files)
+    for version in (1, 2):
+        assert fingerprint(listing, Treatment(8)) != _before(listing.base, listing.files, version)
     assert load_folder(tmp_path / "photos", 8).images.shape == (2, 3, 8, 8)
 
 
-def _before(base: Path, files: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(repr((1, Treatment(8))).encode())
+def _before(base: Path, files: tuple[str, ...], version: int = 1) -> str:
+    digest = hashlib.sha256(repr((version, Treatment(8))).encode())
     for name in files:
         state = (base / name).stat()
         digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())

@@ -8,7 +8,9 @@ from pathlib import Path
 from tests.serving.helpers import Client
 from zeroforget.serving import Settings
 from zeroforget.serving.app import REFUSALS
+from zeroforget.serving.catalog import Catalog
 from zeroforget.serving.settings import MEBI
+from zeroforget.store.verify import verify
 
 TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
@@ -27,3 +29,20 @@ def test_the_limits_are_those_of_the_settings() -> None:
     assert f"`--memory` ({usual.memory // MEBI} MiB" in TEXT
     assert f"(`--batch`, {usual.batch} at most)" in TEXT
     assert f"within {usual.upload_seconds:g} seconds" in TEXT
+
+
+def test_damage_is_noticed_when_the_page_says(garden: Path) -> None:
+    usual, said = Settings(), " ".join(TEXT.split())
+    assert (usual.poll_seconds, usual.verify_seconds) == (1, 3600)
+    assert "looks at the folder every second (`--poll`)" in said
+    assert "any other file when the model is verified, which is at the start, after every change and every hour" in said
+    served, low = Catalog(garden, poll_seconds=60, verify_seconds=60), garden / "tasks" / "001-low"
+    for name in ("born.safetensors", "probe.safetensors"):
+        (low / name).write_bytes(b"damaged")
+        served.look()
+        assert served.trouble is None
+        assert not verify(served.folder, {}).holds
+    assert "its `task.json` is another is noticed at the next look" in said
+    (low / "task.json").write_text("damaged")
+    served.look()
+    assert "task.json is damaged" in str(served.trouble)

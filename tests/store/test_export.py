@@ -101,6 +101,15 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "form", "own"), [("low.onnx", "torch", ".pt2"), ("low.PT2", "onnx", ".onnx")])
+def test_an_ending_is_not_given_to_the_other_format(
+    trained: Path, tmp_path: Path, name: str, form: str, own: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"{name} would be taken for format \w+, not {form}: let it end in \{own}$"):
+        open_model(trained).export(tmp_path / name, "low", form=form)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["low.json", "low.ort", "low.txt", "low"])
 def test_with_a_format_the_ending_is_free(trained: Path, data: Path, tmp_path: Path, name: str) -> None:
     """Libraries take some endings for other formats."""
@@ -156,13 +165,13 @@ def test_an_earlier_export_is_overwritten_by_any_other(trained: Path, tmp_path: 
 def test_an_earlier_export_stays_if_a_new_one_fails(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, out = open_model(trained), tmp_path / "low.onnx"
-    before = model.export(out, "low").read_bytes()
+    model, out = open_model(trained), tmp_path / "low"
+    before = model.export(out, "low", form="onnx").read_bytes()
     monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
     for form in ("onnx", "torch"):
         with pytest.raises(ModelError, match="it was not kept"):
             model.export(out, "middle", form=form)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"low.onnx": before}
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"low": before}
 
 
 def test_a_full_disk_is_told_in_both_forms(trained: Path, tmp_path: Path) -> None:

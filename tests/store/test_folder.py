@@ -47,6 +47,28 @@ def test_a_folder_out_of_its_place_is_told_by_what_is_wrong_with_it(copied: Call
             open_model(path)
 
 
+def test_a_folder_of_other_things_is_not_made_a_model(data: Path, model: Model, tmp_path: Path) -> None:
+    whole = tmp_path / "all.zfu"
+    model.ship(whole)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    taken = open_model(tmp_path / "mine")
+    for use in (lambda: taken.learn(data / "low", "low"), lambda: taken.receive(whole), lambda: taken.predict([])):
+        with pytest.raises(ModelError, match=r"mine is no model and holds other things, such as 'notes\.txt'; name a"):
+            use()
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    (tmp_path / "mine" / "notes.txt").rename(tmp_path / "mine" / ".notes.txt")
+    assert [task.name for task in taken.receive(whole)] == ["low", "middle"]
+
+
+def test_a_model_that_is_made_meanwhile_is_no_other_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.json").touch()
+    answers = iter([False, True])  # it appears between two looks
+    monkeypatch.setattr(Folder, "exists", lambda self: next(answers))
+    Folder(tmp_path).check_place()
+    assert next(answers, None) is None
+
+
 def test_two_tasks_of_one_name_are_refused(model: Model) -> None:
     tasks = model.path / "tasks"
     resealed(tasks / "002-middle" / "task.json", lambda values: values.update(name="low"))

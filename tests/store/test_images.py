@@ -82,6 +82,21 @@ def test_float_pictures_from_zero_to_one_are_not_black(tmp_path: Path) -> None:
     assert int(decode(tmp_path / "a.tif", (1, 16, 16)).min()) == 128
 
 
+@pytest.mark.parametrize("white", [1, 255])
+@pytest.mark.parametrize("brightest", [1.0001, 1.5])
+def test_a_pixel_that_is_brighter_than_white_leaves_the_others(white: float, brightest: float) -> None:
+    ramp = np.linspace(0, white, 16 * 16, dtype=np.float32).reshape(16, 16)
+    wanted = decode(Image.fromarray(ramp), (1, 16, 16))
+    ramp[-1, -1] *= brightest
+    assert torch.equal(decode(Image.fromarray(ramp), (1, 16, 16)), wanted)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_picture_without_a_number_is_not_black(value: float) -> None:
+    with pytest.raises(Unreadable, match="cannot be decoded: none of its pixels is a finite number"):
+        decode(Image.fromarray(np.full((16, 16), value, np.float32)), SHAPE)
+
+
 @pytest.mark.parametrize("largest", [200, 300, 65535])
 def test_sixteen_bits_of_a_pgm_do_not_depend_on_the_largest(tmp_path: Path, largest: int) -> None:
     values = np.full((16, 16), 200, ">u2")
@@ -196,7 +211,7 @@ def test_bad_pictures_are_named_one_by_one(tmp_path: Path) -> None:
                 decode(tmp_path / "bad" / name, SHAPE)
         with pytest.raises(Unreadable, match="missing"):
             decode(tmp_path / "nothing.png", SHAPE)
-        with pytest.raises(Unreadable):
+        with pytest.raises(Unreadable, match="is a folder; pass the pictures in it"):
             decode(tmp_path / "bad", SHAPE)
         with pytest.raises(Unreadable, match="no picture"):
             decode(b"some bytes", SHAPE)

@@ -196,7 +196,7 @@ def test_weights_to_start_from(tmp_path: Path, data: Path) -> None:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"size": 16}, "size 8, which cannot change"),
     "network": ({"network": "lenet"}, "network small"),
-    "color": ({"gray": False}, "gray True"),
+    "color": ({"gray": False}, "is for gray pictures, which cannot change; leave out --color"),
     "growth": ({"growth": -1.0}, "growth"),
     "align": ({"align": 8}, "align 1, which cannot change"),
     "no align": ({"align": 0}, "align is from 1 to 1024 features, not 0"),

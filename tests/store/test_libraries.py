@@ -177,6 +177,29 @@ def test_without_the_library_the_remedy_is_told(data: Path, tmp_path: Path, monk
     assert not (tmp_path / "n").exists()
 
 
+BROKEN = {
+    "raise RuntimeError('operator torchvision::nms does not exist\\nat file.cpp')": "torchvision::nms does not exist",
+    "raise AttributeError()": "AttributeError",
+    "import torch.no_such_part": "No module named 'torch.no_such_part'",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_library_that_is_installed_and_broken_is_not_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(libraries.NoLibrary) as error:
+        libraries.build("torchvision/resnet50")
+    said = str(error.value)
+    assert f"installed but broken ({'operator ' * code.startswith('raise R')}{BROKEN[code]});" in said
+    assert said.endswith("install builds of torch and torchvision that belong together")
+    assert "\n" not in said
+    assert "pip" not in said
+
+
 def test_another_version_of_the_library(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = classifier("torchvision/residual10", num_classes=3)
     made(tmp_path, data, "torchvision/residual10", saved(whole, tmp_path / "w.pt"))

@@ -21,7 +21,7 @@ from PIL import Image
 
 from tests.store import apart
 from tests.store.helpers import LATER, QUICK, learn_more, tree
-from zeroforget.store import Locked, Model, ModelError, Watch, open_model
+from zeroforget.store import Locked, Model, ModelError, Unreadable, Watch, open_model
 from zeroforget.store import model as model_module
 from zeroforget.store.lock import locked
 
@@ -66,6 +66,33 @@ def test_what_is_no_prepared_picture_is_refused(trained: Path, data: Path) -> No
             model.predict(Image.new("L", (8, 8)), "low", top=top)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="a folder for each task"):
         model.verify(str(data / "low"))  # type: ignore[arg-type]
+
+
+def test_what_is_no_picture_is_told_with_what_to_pass(trained: Path, data: Path) -> None:
+    model, file = open_model(trained), next((data / "low").rglob("*.png"))
+    tensor, array = torch.zeros(1, 8, 8), np.zeros((8, 8))
+    uses: tuple[Callable[[Any], Any], ...] = (model.predict, lambda given: model.normalized(given, "low"))
+    for wrong in (tensor, [tensor], [file, array], array, array[0], np.array(1.0), [None], 5):
+        for use in uses:
+            with pytest.raises(ModelError, match="a picture is a path, the bytes of a file or a PIL image, not "):
+                use(wrong)
+    with pytest.raises(ModelError, match="not Tensor: PIL"):
+        model.prepare(tensor)  # type: ignore[arg-type]
+    found = model.predict(str(data / "low"), "low")[0]
+    assert found.error == "is a folder; pass the pictures in it, such as sorted(Path(folder).rglob('*.png'))"
+    assert model.predict(np.array([str(file)]), "low")[0].error is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["low", "middle", 2])
+def test_a_network_taken_out_answers_as_the_model_does(trained: Path, data: Path, task: str | int) -> None:
+    model, files = open_model(trained), sorted((data / "middle").rglob("*.png"))[:20]
+    images = torch.stack([model.prepare(path) for path in files])
+    with torch.no_grad():
+        assert torch.equal(model.dense(task)(model.normalized(files, task)), model.logits(images, task))
+        assert torch.equal(model.dense(task)(model.normalized(files[0], task)), model.logits(images[:1], task))
+    assert model.normalized([], task).shape == (0, 1, 8, 8)
+    with pytest.raises(Unreadable, match=r"^gone\.png is missing$"):
+        model.normalized([files[0], "gone.png"], task)
 
 
 def test_a_copy_of_a_model_opens_its_folder(trained: Path) -> None:

@@ -17,7 +17,7 @@ from tests.store.helpers import write_digits
 from zeroforget.store.errors import ModelError
 from zeroforget.store.learning import _lesson
 from zeroforget.store.options import Options, Watch
-from zeroforget.store.pictures import check, held_out, lesson, list_pictures, read_pictures, statistics
+from zeroforget.store.pictures import check, check_apart, held_out, lesson, list_pictures, read_pictures, statistics
 
 GRAY = (1, 8, 8)
 
@@ -65,9 +65,27 @@ def test_folders_that_are_no_classes(tmp_path: Path) -> None:
         notes(one)
 
 
-def test_a_model_in_the_place_of_the_pictures_is_told(trained: Path) -> None:
+def test_pictures_beside_class_folders_are_counted(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 12)
+    for name in ("README.txt", ".hidden.png"):
+        (tmp_path / name).write_bytes(b"")
+    assert "left out" not in notes(tmp_path)
+    for number in range(2):
+        shutil.copy(tmp_path / "digit0" / "000.png", tmp_path / f"{number}.PNG")
+        said = f"left out: {'2 pictures' if number else '1 picture'} beside the class folders"
+        assert notes(tmp_path).splitlines() == [said]
+    with pytest.raises(ModelError, match="digit0 holds 12 pictures but no class folders; put each class's"):
+        list_pictures(tmp_path / "digit0")
+    for name in ("digit0", "digit1"):
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / name).mkdir()
+    with pytest.raises(ModelError, match="holds 2 pictures but no pictures in its class folders; put"):
+        list_pictures(tmp_path)
+
+
+def test_a_model_in_the_place_of_the_pictures_is_told(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is a model, not pictures: name the model first"):
-        notes(trained)
+        check_apart(tmp_path / "new", trained)
 
 
 def test_unreadable_pictures_are_skipped_counted_and_refused_above_a_twentieth(tmp_path: Path) -> None:

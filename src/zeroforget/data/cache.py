@@ -24,8 +24,9 @@ from zeroforget.data.locks import only_one
 from zeroforget.data.places import cache_folder
 
 FORMAT = 1
-SINCE_PLAIN = 2
-"""The format of entries with files other than JPEG: 16-bit and transparent pictures were once decoded differently."""
+SINCE_PLAIN = 3
+"""The format of entries with files other than JPEG: 16-bit, floating and transparent pictures were once decoded
+differently."""
 NAMED = 10
 
 

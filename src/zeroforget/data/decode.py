@@ -33,6 +33,8 @@ ALONE = 512
 """Fewer images than this are decoded right here: starting workers would take longer."""
 BAND = 2**20
 """So many values of a picture are scaled at a time."""
+OVERSHOOT = 1.5
+"""So many times white is still white, a little too bright: resampling makes such values at edges."""
 ENOUGH = 100
 """So many damaged files mean that something is wrong with all of them."""
 
@@ -60,7 +62,10 @@ def plain(picture: Image.Image, form: str | None) -> Image.Image:
     """Eight bits a channel: larger and floating values are scaled, what is transparent is white. `form`: its format."""
     if picture.mode.startswith(("I", "F")):
         values = np.asarray(picture)
-        largest = float(values.max(initial=0, where=np.isfinite(values)))
+        finite = np.isfinite(values)
+        if not finite.any():
+            raise ValueError("none of its pixels is a finite number")
+        largest = float(values.max(initial=0, where=finite))
         return Image.fromarray(_to_bytes(values, _brightest(picture.mode, form, largest)))
     if picture.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in picture.info:
         layer = picture.convert("RGBA")
@@ -70,10 +75,10 @@ def plain(picture: Image.Image, form: str | None) -> Image.Image:
 
 def _brightest(mode: str, form: str | None, largest: float) -> float:
     """The value that stands for white. Files do not say it for every mode: then the values themselves decide."""
-    if mode == "F" and largest <= 1:
+    if mode == "F" and largest <= OVERSHOOT:
         return 1.0
     sixteen = mode.startswith("I;16") or (mode == "I" and form in {"PPM", "PNG"})
-    return 65535.0 if sixteen or largest > 255 else 255.0
+    return 65535.0 if sixteen or largest > OVERSHOOT * 255 else 255.0
 
 
 def _to_bytes(values: npt.NDArray[Any], top: float) -> Bytes:

@@ -115,7 +115,10 @@ def _import(library: str) -> Any:
         if library == "torchvision":
             importlib.import_module("torchvision.models")
         return importlib.import_module(library)
-    except (ImportError, RuntimeError, OSError) as error:
-        raise NoLibrary(
-            f"this network comes from {library}, which cannot be imported here ({error}); pip install {library}"
-        ) from error
+    except Exception as error:  # one that does not fit torch fails in many ways
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
+            what = f"cannot be imported here ({why}); pip install {library}"
+        else:
+            what = f"is installed but broken ({why}); install builds of torch and torchvision that belong together"
+        raise NoLibrary(f"this network comes from {library}, which {what}") from error

@@ -40,8 +40,8 @@ __all__ = ["Given", "adopt", "doubt"]
 def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options, watch: Watch) -> TaskFacts:
     """Make a model whose first task is this classifier, measured on a folder of class folders."""
     name, folder = task_name(name), Folder(path)
-    _check_new(folder)
     check_apart(path, pictures)
+    _check_new(folder)
     listing = list_pictures(pictures)
     classifier = _classifier(given, options, name)
     order = _order(listing.classes, given.classes, classifier.linear.out_features)

@@ -51,9 +51,13 @@ class FromPixels(nn.Module):
 
 def export(model: Model, out: Path, task: str | int | None, form: str | None) -> Path:
     """Write a task, or all of them, and check what was written; a file that fails the check is not left behind."""
-    form = form or _FORMS.get(out.suffix.lower())
+    ending = _FORMS.get(out.suffix.lower())
+    form = form or ending
     if form not in {None, "onnx", "torch"}:
         raise ModelError(f"a network can be exported as 'onnx' or 'torch' (torch.export), not '{form}'")
+    if ending not in {None, form}:
+        own = next(suffix for suffix, one in _FORMS.items() if one == form)
+        raise ModelError(f"{out.name} would be taken for format {ending}, not {form}: let it end in {own}")
     if form == "torch" and task is None:
         raise ModelError("torch.export programs hold one task each; name the task")
     model.head  # noqa: B018 - says so if there is no model

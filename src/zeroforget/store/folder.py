@@ -150,10 +150,17 @@ class Folder:
     # Writing: only under the lock ------------------------------------------------------------------------------
 
     def check_place(self) -> None:
-        """Refuse a place where no folder can be."""
+        """Refuse a place where no folder can be, and a folder that is somebody else's."""
         there = next((place for place in (self.path, *self.path.parents) if place.exists()), self.path)
         if there.exists() and not there.is_dir():
             raise ModelError(f"{there} is a file, and a model is a folder; name one that is new or holds a model")
+        if self.path.is_dir() and not self.exists() and not self.entries():
+            others = sorted(place.name for place in self.path.iterdir() if not place.name.startswith("."))
+            if others and not self.exists():  # another process may just have made it
+                raise ModelError(
+                    f"{self.path} is no model and holds other things, such as '{others[0]}'; name a folder that is new "
+                    "or holds a model"
+                )
 
     def create(self, content: bytes) -> None:
         """Write model.json."""

@@ -48,6 +48,8 @@ _ODD_NOTES = (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, 
 
 Shape = tuple[int, int, int]
 Source = str | os.PathLike[str] | bytes | Image.Image
+SOURCES = (str, os.PathLike, bytes, Image.Image)
+"""The same kinds, for `isinstance`."""
 Told = Callable[[int, int], None]
 
 
@@ -63,7 +65,9 @@ def decode(source: Source, shape: Shape, most: int = MOST_PIXELS) -> Tensor:
     try:
         if isinstance(source, Image.Image):
             return _fitted(source, shape)
-        if not isinstance(source, bytes) and not stat.S_ISREG(Path(source).stat().st_mode):
+        if not isinstance(source, bytes) and not stat.S_ISREG(mode := Path(source).stat().st_mode):
+            if stat.S_ISDIR(mode):
+                raise Unreadable("is a folder; pass the pictures in it, such as sorted(Path(folder).rglob('*.png'))")
             raise Unreadable("is no regular file")  # to open a pipe would wait for whoever writes into it
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as picture:
             width, height = picture.size

@@ -51,8 +51,8 @@ PROBES = 4
 def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch) -> TaskFacts:
     """Learn a task from a folder of class folders; the model is made if there is none."""
     name, folder = task_name(name), Folder(path)
-    folder.check_place()
     check_apart(path, pictures)
+    folder.check_place()
     backbone = _backbone(folder.read() if folder.exists() or folder.entries() else None, options, name)
     listing = list_pictures(pictures)
     if options.weights is not None:  # a file that does not fit is told at once
@@ -64,6 +64,8 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
         if own.shape != backbone.shape:
             watch.say("another process has made the model meanwhile, for other pictures; reading them again")
             ready = _lesson(listing, own.shape, name, options, watch)
+        if chain is None:
+            watch.say(f"making a new model in {path}")
         return _Learning(folder, chain, own, ready, options, watch).run()
 
 
@@ -107,7 +109,6 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
         "network": (options.network, own.network),
         "width": (options.width, own.options.get("width", 1.0)),
         "size": (options.size, own.shape[1]),
-        "gray": (options.gray, own.shape[0] == 1),
         "align": (options.align, own.align),
     }
     for what, (wanted, has) in asked.items():
@@ -115,6 +116,9 @@ def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
             raise ModelError(
                 f"this model was made with {what} {has}, which cannot change; leave out {what} or make another"
             )
+    kind, other = ("gray", "color") if own.shape[0] == 1 else ("color", "gray")
+    if options.gray not in (None, kind == "gray"):
+        raise ModelError(f"this model is for {kind} pictures, which cannot change; leave out --{other} or make another")
     if options.weights is not None and chain.tasks:
         raise ModelError("weights to start from count for the first task only; this model has learned already")
     return own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import copy
 import os
@@ -22,7 +21,7 @@ from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
 from zeroforget.store.facts import Backbone, TaskFacts
 from zeroforget.store.folder import MODEL, SPREAD, Chain, Folder
-from zeroforget.store.images import Source, decode
+from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.lock import locked
 from zeroforget.store.names import kept_name
@@ -216,15 +215,27 @@ class Model:
         return assemble_chain(self.folder, self._open().chain)
 
     def dense(self, task: str | int) -> nn.Module:
-        """A task's own plain network, in eval mode; it takes normalized pictures and gives logits. It is yours:
-        whatever you do to it, the model answers as before."""
+        """A task's own plain network, in eval mode; it takes pictures as `normalized` makes them and gives logits. It
+        is yours: whatever you do to it, the model answers as before."""
         return copy.deepcopy(self._reading(lambda state: state.dense(state.chain.find(task))))
 
     # Use -------------------------------------------------------------------------------------------------------
 
     def prepare(self, source: Source) -> Tensor:
         """A picture (a path, bytes or a PIL image) as the bytes that the model takes; Unreadable if it is none."""
-        return decode(source, self.shape)
+        return decode(_source(source), self.shape)
+
+    def normalized(self, sources: Source | Iterable[Source], task: str | int) -> Tensor:
+        """A picture or several as the batch that `dense` of the same task takes; Unreadable names one that cannot be
+        read."""
+        named, prepare = _named(sources), preparation(self.task(task).preprocessing)
+        images = torch.empty((len(named), *self.shape), dtype=torch.uint8)
+        for row, (name, source) in enumerate(named):
+            try:
+                images[row] = self.prepare(source)
+            except Unreadable as error:
+                raise type(error)(f"{name} {error}") from None
+        return prepare.test(images)
 
     def logits(self, images: Tensor, task: str | int) -> Tensor:
         """A task's logits for prepared pictures (bytes; batch, channels, height, width)."""
@@ -253,16 +264,13 @@ class Model:
         self, sources: Source | Iterable[Source], task: str | int | None = None, *, top: int = 3
     ) -> list[Prediction]:
         """The likeliest classes of each picture; without a task, of the task that is surest of it."""
-        if isinstance(sources, (str, builtins.bytes, os.PathLike)) or not isinstance(sources, Iterable):
-            sources = [sources]
-        _refuse_numbers(sources)
+        named = _named(sources)
         if (whole(top) or 0) < 1:
             raise ModelError(f"top is how many classes to name, at least 1, not {top!r}")
         chosen = None if task is None else self.task(task).name
         if chosen is None and not self.tasks:
             self._open()
             raise ModelError(f"{self.path} has no task yet; 'zeroforget learn' adds one")
-        named = [(_name(source, place), source) for place, source in enumerate(sources)]
         parts = (named[start : start + CHUNK] for start in range(0, len(named), CHUNK))
         return [one for part in parts for one in self._answers(part, chosen, top)]
 
@@ -361,13 +369,21 @@ def open_model(path: str | os.PathLike[str]) -> Model:
     return Model(path)
 
 
-def _refuse_numbers(sources: Any) -> None:
-    """ModelError for a tensor or an array of numbers, whose rows would be taken for pictures."""
-    if isinstance(sources, Tensor) or getattr(getattr(sources, "dtype", None), "kind", "") in set("biuf"):
+def _named(sources: Any) -> list[tuple[str, Source]]:
+    """One picture or several, each with its name; rows of an array of numbers are not taken for several."""
+    numbers = isinstance(sources, Tensor) or getattr(getattr(sources, "dtype", None), "kind", "") in set("biuf")
+    alone = numbers or isinstance(sources, SOURCES) or not isinstance(sources, Iterable)
+    return [(_name(_source(one), place), one) for place, one in enumerate([sources] if alone else sources)]
+
+
+def _source(given: Any) -> Source:
+    """A picture as it may be given; ModelError for anything else."""
+    if not isinstance(given, SOURCES):
         raise ModelError(
-            f"a picture is a path, the bytes of a file or a PIL image, not {type(sources).__name__}: "
+            f"a picture is a path, the bytes of a file or a PIL image, not {type(given).__name__}: "
             "PIL.Image.fromarray makes one of an array; `dense` takes tensors"
         )
+    return given
 
 
 def _name(source: Source, place: int) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.store.errors import ModelError
 from zeroforget.store.facts import MOST_CLASSES, DataFacts, Preprocessing
-from zeroforget.store.folder import MODEL
+from zeroforget.store.folder import Folder
 from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
 from zeroforget.store.names import composed
 from zeroforget.training.seeding import generator
@@ -34,6 +34,8 @@ class Listing:
     classes: tuple[str, ...]
     files: tuple[Path, ...]
     labels: tuple[int, ...]
+    loose: int = 0
+    """Pictures beside the class folders, which belong to no class."""
 
 
 def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing:
@@ -41,7 +43,8 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
     among them."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give one that holds a folder of pictures for each class")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    visible = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    names = sorted(entry.name for entry in visible if entry.is_dir())
     if "train" in names and set(names) <= _PARTS:
         rest = " and ".join(str(folder / name) for name in names if name != "train")
         raise ModelError(
@@ -56,9 +59,17 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
     if strange := [place for name, place in places.items() if name not in labels]:
         raise ModelError(f"{strange[0]} is no class of this task; its classes are {', '.join(classes)}")
     found = [(file, labels[name]) for name in labels if name in places for file in files_below(places[name])]
+    loose = sum(entry.suffix.lower() in ENDINGS and entry.is_file() for entry in visible)
     if not found:
-        raise ModelError(f"{folder} holds no pictures; it should hold a folder of pictures for each class")
-    return Listing(folder, tuple(classes), tuple(file for file, _ in found), tuple(label for _, label in found))
+        raise ModelError(_nothing(folder, names, loose))
+    return Listing(folder, tuple(classes), tuple(file for file, _ in found), tuple(label for _, label in found), loose)
+
+
+def _nothing(folder: Path, names: Sequence[str], loose: int) -> str:
+    if not loose:
+        return f"{folder} holds no pictures; it should hold a folder of pictures for each class"
+    what = "no pictures in its class folders" if names else "no class folders"
+    return f"{folder} holds {counted(loose, 'picture')} but {what}; put each class's pictures into a folder of its own"
 
 
 def _composed(folder: Path, names: Sequence[str]) -> dict[str, Path]:
@@ -101,7 +112,11 @@ def _unread(error: OSError) -> None:
 
 
 def check_apart(model: Path, folder: Path) -> None:
-    """Refuse a model's folder that is among the pictures: it would be taken for a class, or for pictures of one."""
+    """Refuse a model in the place of the pictures, and one among them: it would be taken for a class, or for pictures
+    of one."""
+    given = Folder(folder)
+    if given.exists() and given.entries():
+        raise ModelError(f"{folder} is a model, not pictures: name the model first, then the pictures")
     place, pictures = model.resolve(), folder.resolve()
     if place.is_relative_to(pictures) and not any(p.startswith(".") for p in place.relative_to(pictures).parts):
         raise ModelError(f"{model} is among the pictures; name a folder for the model that is not in {folder}")
@@ -152,8 +167,8 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
         notes.append(f"{len(bad)} of {total} pictures cannot be read and are skipped")
     if pictures.ignored:
         notes.append(left_out(len(pictures.ignored)))
-    if listing.classes == ("tasks",) and (listing.folder / MODEL).is_file():
-        raise ModelError(f"{listing.folder} is a model, not pictures: name the model first, then the pictures")
+    if listing.loose:
+        notes.append(f"left out: {counted(listing.loose, 'picture')} beside the class folders")
     if len(listing.classes) < 2:
         raise ModelError(f"{listing.folder} holds one class, '{listing.classes[0]}'; a task needs at least two")
     lone = [name for name, n in zip(listing.classes, counts, strict=True) if n < 2]
@@ -176,6 +191,11 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
 def left_out(count: int) -> str:
     """What is said of files that never were pictures."""
     return f"{'1 file that is no picture is' if count == 1 else f'{count} files that are no pictures are'} left out"
+
+
+def counted(number: int, thing: str) -> str:
+    """So many things, in words: 1 file, 2 files."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:

@@ -16,7 +16,7 @@ from zeroforget.store.facts import TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
-from zeroforget.store.pictures import held_out, list_pictures, pixels, read_pictures
+from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures
 from zeroforget.store.tensors import digest
 from zeroforget.training import logits
 
@@ -100,8 +100,8 @@ def _verify(folder: Folder, data: Mapping[str, Path]) -> Report:
             wrong.append(str(error))
     if wrong:
         return _broken(wrong)
-    files, links = 1 + 4 * len(chain.tasks), _count(len(chain.tasks), "link")
-    proofs = [Proof(FILES, True, f"{_count(files, 'file')}, each with the hash written down; {links} of the chain")]
+    files, links = 1 + 4 * len(chain.tasks), counted(len(chain.tasks), "link")
+    proofs = [Proof(FILES, True, f"{counted(files, 'file')}, each with the hash written down; {links} of the chain")]
     try:
         net = assemble(chain.model, contents, folder.path / "model.json")
     except Damaged as error:
@@ -112,10 +112,6 @@ def _verify(folder: Folder, data: Mapping[str, Path]) -> Report:
     proofs += [_answers(chain, dense, probes), _same_networks(chain, dense, net)]
     measured = tuple(measure(chain.find(name), dense[chain.find(name).number - 1], at) for name, at in data.items())
     return Report(tuple(proofs), chain.head, measured)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _broken(wrong: list[str]) -> Report:
@@ -173,7 +169,7 @@ def _same_networks(chain: Chain, dense: list[nn.Module], net: GrowingNetwork) ->
         if digest(one) != task.network
     ]
     numbers = sum(p.numel() for one in dense for p in one.state_dict().values())
-    found = f"every one of {numbers:,} numbers in {_count(len(dense), 'network')} is the one that was measured"
+    found = f"every one of {numbers:,} numbers in {counted(len(dense), 'network')} is the one that was measured"
     return Proof(ACCURACY, not moved, found, tuple(moved))
 
 
