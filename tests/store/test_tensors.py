@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from zeroforget.core.fingerprint import fingerprint
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.store.facts import Backbone, ModelFacts
 from zeroforget.store.network import empty_network, example, fresh_values, plain_network
-from zeroforget.store.tensors import born, digest, expected, fill
+from zeroforget.store.tensors import born, expected, fill
 
 CASES = {
     "small": Backbone("small", {"width": 1.0}, (1, 8, 8)),
@@ -46,7 +47,7 @@ def test_a_network_filled_from_its_parts_is_the_same_bit_for_bit(case: str) -> N
         fill(again, task, parts[task])
     x = torch.randn(3, *CASES[case].shape)
     for task in range(4):
-        assert digest(again.dense(task)) == digest(net.dense(task))
+        assert again.fingerprint(task) == net.fingerprint(task)
         assert torch.equal(again.dense(task)(x), net.dense(task)(x))
         assert {name: (t.dtype, tuple(t.shape)) for name, t in parts[task].items()} == expected(again, task)
         for name, tensor in born(again, task).items():
@@ -87,7 +88,7 @@ def test_an_enormous_network_is_refused_before_it_is_built() -> None:
         plain_network(Backbone("vgg16", {"width": 16.0}, (3, 224, 224)), 0)
 
 
-def test_every_number_name_type_and_shape_is_in_the_digest() -> None:
+def test_every_number_name_type_and_shape_is_in_the_fingerprint() -> None:
     def made() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).requires_grad_(False)
 
@@ -95,16 +96,16 @@ def test_every_number_name_type_and_shape_is_in_the_digest() -> None:
     for place, name in enumerate(first.state_dict()):
         other = made()
         other.load_state_dict(first.state_dict())
-        assert digest(other) == digest(first)
+        assert fingerprint(other) == fingerprint(first)
         other.state_dict()[name].view(-1)[place % 2 if first.state_dict()[name].dim() else 0] += 1
-        found.append(digest(other))
+        found.append(fingerprint(other))
     renamed, turned, wide = nn.Module(), nn.Module(), nn.Module()
     renamed.register_buffer("a", torch.zeros(2, 3))
     turned.register_buffer("b", torch.zeros(3, 2))
     wide.register_buffer("b", torch.zeros(1, 3, dtype=torch.float64))
     plain = nn.Module()
     plain.register_buffer("b", torch.zeros(2, 3))
-    found += [digest(module) for module in (first, renamed, turned, wide, plain)]
+    found += [fingerprint(module) for module in (first, renamed, turned, wide, plain)]
     assert len(set(found)) == len(found) == len(first.state_dict()) + 5
 
 

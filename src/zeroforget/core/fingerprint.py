@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 
-def fingerprint(net: nn.Module) -> str:
-    """The SHA-256 of all its parameters and buffers, with names, types and shapes; the same on every device."""
-    found = hashlib.sha256()
-    for name, tensor in sorted([*net.named_parameters(), *net.named_buffers()]):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+def fingerprint(module: nn.Module) -> str:
+    """The SHA-256 of every tensor of a module, with its name, type and shape; the same on every device."""
+    out = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        out.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from zeroforget.core.fingerprint import fingerprint
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
@@ -19,7 +20,7 @@ from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, Chain, Folder
 from zeroforget.store.network import assemble
 from zeroforget.store.pictures import Lesson
-from zeroforget.store.tensors import digest, expected
+from zeroforget.store.tensors import expected
 from zeroforget.store.weights import fill_from, needed, prefix_of, read_weights
 from zeroforget.training.seeding import seeded
 
@@ -56,7 +57,7 @@ def prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]]) 
     dense = []
     for index, task in enumerate([*chain.tasks, *(facts for facts, _ in more)]):
         one = net.dense(index)
-        if digest(one) != task.network:
+        if fingerprint(one) != task.network:
             raise ModelError(
                 f"task '{task.name}' would not be the network it was; nothing was changed. Please report this"
             )

@@ -40,7 +40,7 @@ from zeroforget.store.network import (
 )
 from zeroforget.store.options import Options, Watch, default_network
 from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
-from zeroforget.store.tensors import born, digest
+from zeroforget.store.tensors import born
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.seeding import seeded
 
@@ -288,7 +288,7 @@ class _Learning:
             data=self.ready.data,
             training=_summary(log),
             calibration=Calibration(1.0, (0.0, 0.0)),
-            network=digest(net.dense(index)),
+            network=net.fingerprint(index),
             probe=sha256(logits_.numpy().tobytes()),
             environment=environment(self.backbone),
             files=written,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -114,13 +113,3 @@ def _put(target: Tensor, chosen: list[tuple[int, Tensor]], values: Tensor) -> No
     moved, given = target.movedim(dims, front), values.movedim(dims, front)
     index = (places[0],) if len(places) == 1 else (places[0][:, None], places[1][None, :])
     moved[index] = given
-
-
-def digest(module: nn.Module) -> str:
-    """sha256 of every tensor of a module, with its name, type and shape."""
-    out = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        plain = tensor.detach().cpu().contiguous()
-        out.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-        out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return out.hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core.fingerprint import fingerprint
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Split
 from zeroforget.store.errors import Damaged
@@ -17,7 +18,6 @@ from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures
-from zeroforget.store.tensors import digest
 from zeroforget.training import logits
 
 
@@ -166,7 +166,7 @@ def _same_networks(chain: Chain, dense: list[nn.Module], net: GrowingNetwork) ->
     moved = [
         f"task '{task.name}': its network is not the one whose accuracy was measured"
         for task, one in zip(chain.tasks, dense, strict=True)
-        if digest(one) != task.network
+        if fingerprint(one) != task.network
     ]
     numbers = sum(p.numel() for one in dense for p in one.state_dict().values())
     found = f"every one of {numbers:,} numbers in {counted(len(dense), 'network')} is the one that was measured"
