@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -68,6 +69,24 @@ def test_an_archive_keeps_what_validation_said_of_the_kept_weights_and_of_the_la
     older.write_text(json.dumps(values))  # as earlier versions wrote it
     merged, twice = archive.distinct([*archive.load(older), *results])
     assert (len(merged), twice) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ({"epochs": [{"val_accuracy": 0.5}, {"val_accuracy": 0.25}], "best": 0}, {"kept": 0.5, "last": 0.25}),
+        ({"epochs": [{"val_accuracy": 0.0}], "best": -1}, {"kept": None, "last": 0.0}),
+        ({"epochs": [{"val_accuracy": 0.5}], "best": 14}, {"kept": None, "last": 0.5}),
+        ({"epochs": [{"val_accuracy": 0.5}, {"loss": 1.0}], "best": 1}, {"kept": None, "last": None}),
+        ({"epochs": [{}, {}], "best": 1}, None),
+        ({"epochs": [], "best": -1}, None),
+    ],
+    ids=["plain", "nothing kept", "beyond the end", "not written", "an old archive", "not trained"],
+)
+def test_two_points_of_any_curve(log: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    results = made("ewc", accuracy=[[0.5]])
+    results.logs[0] = {"stopped": "", "notes": {}} | log
+    assert archive.pack([results])["shared"]["logs"][0].get("validation") == expected
 
 
 def test_the_commands_write_and_read_archives(runs: tuple[Path, list[Results]], tmp_path: Path) -> None:

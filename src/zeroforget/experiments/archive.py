@@ -37,11 +37,13 @@ def _row(results: Results) -> dict[str, Any]:
 def _validation(log: dict[str, Any]) -> dict[str, Any]:
     """Two points of a task's curve: enough to see whether the weights that were kept are the best that it had. Archives
     of earlier versions have none."""
-    if "validation" in log or not all(log["epochs"]):
-        return {"validation": log["validation"]} if "validation" in log else {}
-    accuracies = [round(epoch["val_accuracy"], 4) for epoch in log["epochs"]]
-    kept = accuracies[log["best"]] if log["best"] >= 0 else None
-    return {"validation": {"kept": kept, "last": accuracies[-1]}} if accuracies else {}
+    if "validation" in log:
+        return {"validation": log["validation"]}
+    known = {place: epoch["val_accuracy"] for place, epoch in enumerate(log["epochs"]) if "val_accuracy" in epoch}
+    if not known:
+        return {}
+    kept, last = (known.get(place) for place in (log["best"], len(log["epochs"]) - 1))
+    return {"validation": {"kept": kept and round(kept, 4), "last": last and round(last, 4)}}
 
 
 def unpack(values: dict[str, Any]) -> list[Results]:
