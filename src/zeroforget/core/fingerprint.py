@@ -1,4 +1,4 @@
-"""A short name for every bit of a network."""
+"""A short name for every bit that a network saves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def fingerprint(module: nn.Module) -> str:
-    """The SHA-256 of every tensor of a module, with its name, type and shape; the same on every device."""
+    """The SHA-256 of every tensor in a module's state dict, with its name, type and shape; the same on every device."""
     out = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()

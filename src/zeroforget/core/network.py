@@ -314,8 +314,8 @@ class GrowingNetwork(nn.Module):
         return laid_out(whole, torch.channels_last if self._channels_last else torch.contiguous_format)
 
     def fingerprint(self, task: str | int) -> str:
-        """A short name for every bit of `dense(task)`. Write it down when a task is learned: whatever is done to this
-        network later, the task answers as it did while its fingerprint is the same."""
+        """A short name for every bit of the state dict of `dense(task)`: written down when a task is learned, it tells
+        later whether anything has changed there."""
         return fingerprint(self.dense(task))
 
     # Inside ----------------------------------------------------------------------------------------------------
