@@ -392,3 +392,46 @@ def test_a_table_that_is_added_has_the_features_axes_and_no_gates_of_its_own() -
     body = cast(Placed, method.net)
     h = torch.relu(body.first(IMAGES.squeeze(1)) + body.table).mean(1) * inner
     torch.testing.assert_close(method.predictor(0)(IMAGES), method.heads[0](body.second(h) * last))
+
+
+class Reads(nn.Module):
+    """A linear layer called by name, one whose weight another shares, one that attention code reads by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 12)
+        self.named = nn.Linear(12, 12)
+        self.one = nn.Linear(12, 12)
+        self.two = nn.Linear(12, 12)
+        self.two.weight = self.one.weight
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.last = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.named(input=F.relu(self.first(x.flatten(1))))
+        h = F.relu(self.two(F.relu(self.one(h))))
+        tokens = torch.stack([h, F.relu(h - 0.1)], 1)
+        tokens = self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        out: Tensor = self.last(tokens.mean(1))
+        return out
+
+
+def test_gates_before_linear_layers_are_gates_in_their_weights() -> None:
+    torch.manual_seed(4)
+    method = Hat(Reads(), example())
+    method.add_task(TaskSpec("a", 2))
+    with torch.no_grad():
+        method.embeddings[0] *= 0.003
+    assert set(method.linear) == {"named.weight", "first.weight", "last.weight"}
+    assert {"one.weight", "attention.out_proj.weight"} < set(method.readers)
+    method.hold()
+    method.before_step(0.5)
+    method.loss(IMAGES, LABELS, 0).backward()
+    by_hooks = {name: cast(Tensor, p.grad).clone() for name, p in method.named_parameters()}
+    torch.testing.assert_close(method(IMAGES, 0), method.predictor(0)(IMAGES))
+    method.zero_grad()
+    method.linear = {}
+    method.loss(IMAGES, LABELS, 0).backward()
+    for name, parameter in method.named_parameters():
+        torch.testing.assert_close(by_hooks[name], parameter.grad)
+    assert not any(module._forward_pre_hooks for module in method.modules())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from zeroforget.core.axes import find_axes
 from zeroforget.core.labels import Concat, Label, Named, Product
@@ -73,9 +76,11 @@ class Hat(Method):
         self.output = axes.output
         own = norm_tensors(net)
         self.labels = {name: axes.tensors[name] for name, _ in net.named_parameters() if name not in own}
-        # A layer reads gated features: W (a ⊙ h) is (W · diag a) h, so gates are folded into the weights that read.
+        # A layer reads gated features: W (a ⊙ h) is (W · diag a) h, so gates can be folded into the weights that read.
         layers = set(axes.layers)
         self.readers = [n for n, label in self.labels.items() if len(label) > 1 and n.rpartition(".")[0] in layers]
+        # While a task is learned, those of linear layers are not: they are larger than the features that they read.
+        self.linear = {n: n.rpartition(".")[0] for n in self.readers if _called_alone(net, n)}
         self.embeddings = nn.ParameterList()
         self.norms = TaskNorms(net)
         self._decay = 0.0
@@ -205,19 +210,25 @@ class Hat(Method):
 
     # Use -------------------------------------------------------------------------------------------------------
 
-    def _folded(self, features: Tensor) -> dict[str, Tensor]:
+    def _folded(self, features: Tensor, but: Container[str] = ()) -> dict[str, Tensor]:
         """The weights that read features, times the gates of what they read."""
         gates = self.by_axis(features)
         out = {}
         for name in self.readers:
-            weight, labels = self.net.get_parameter(name), self.labels[name]
-            along = gates_of(labels[1], gates, features)
-            out[name] = weight * along.view(-1, *(1,) * (weight.dim() - 2))
+            if name not in but:
+                weight, labels = self.net.get_parameter(name), self.labels[name]
+                along = gates_of(labels[1], gates, features)
+                out[name] = weight * along.view(-1, *(1,) * (weight.dim() - 2))
         return out
 
     def _gated(self, x: Tensor, task: int, features: Tensor) -> Tensor:
-        out = functional_call(self.net, self._folded(features), (x,))
-        logits: Tensor = self.heads[task](out * gates_of(self.output, self.by_axis(features), features))
+        gates = self.by_axis(features)
+        with ExitStack() as hooks:
+            for name, path in self.linear.items():
+                along = gates_of(self.labels[name][1], gates, features)
+                hooks.enter_context(_gates_before(self.net.get_submodule(path), along))
+            out = functional_call(self.net, self._folded(features, but=self.linear), (x,))
+        logits: Tensor = self.heads[task](out * gates_of(self.output, gates, features))
         return logits
 
     def forward(self, x: Tensor, task: int) -> Tensor:
@@ -240,6 +251,24 @@ class Hat(Method):
         """A number for each feature and task, and each later task's normalization and buffers."""
         kept = bits(*self.embeddings) + self.norms.bits()
         return Overhead(training=kept, inference=kept)
+
+
+def _called_alone(net: nn.Module, name: str) -> bool:
+    """Whether a parameter is the weight of one plain linear layer, and nothing else uses it."""
+    path, _, kind = name.rpartition(".")
+    parameter = net.get_parameter(name)
+    users = [n for n, p in net.named_parameters(remove_duplicate=False) if p is parameter]
+    return kind == "weight" and type(net.get_submodule(path)) is nn.Linear and users == [name]
+
+
+def _gates_before(layer: nn.Module, gates: Tensor) -> RemovableHandle:
+    """Until it is removed, the layer reads its input times the gates."""
+
+    def gated(layer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Any, Any]:
+        (x,) = (*given, *named.values())
+        return (x * gates.to(x.dtype),), {}
+
+    return layer.register_forward_pre_hook(gated, with_kwargs=True)
 
 
 def compensation(embedding: Tensor, steepness: Tensor | float, smax: float) -> Tensor:
