@@ -260,8 +260,9 @@ class GrowingLayer(nn.Module):
             return weight, bias
         with torch.no_grad():
             scale, shift = norm.vectors(weight.shape[0])
-            folded = weight * scale.view(-1, *[1] * (weight.dim() - 1))
-            return folded, shift.clone() if bias is None else bias * scale + shift
+            along = scale.view(-1, *[1] * (weight.dim() - 1))
+            weight = weight.mul_(along) if along.dtype == weight.dtype else weight * along  # it is a copy of our own
+            return weight, shift.clone() if bias is None else bias * scale + shift
 
 
 @dataclass(frozen=True, eq=False)

@@ -251,7 +251,8 @@ class GrowingNetwork(nn.Module):
         """A task's logits.
 
         In training mode the newest task runs with gradients for its newborn parts. Everything else goes through
-        `dense(task)`, so it is bit-equal to it; earlier tasks always do.
+        `dense(task)`, so it is bit-equal to it; earlier tasks always do. Those are kept for the next call. The newest
+        task's is made anew each time, since its weights may have changed: to ask it often, call `dense` once.
         """
         number = self.number(task)
         if not isinstance(x, Tensor):
