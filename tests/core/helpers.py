@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.core.grow import grow
+from zeroforget.core.labels import axis_names
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.nets import build
 
@@ -33,6 +34,16 @@ def optimizer(name: str, net: GrowingNetwork) -> torch.optim.Optimizer:
     if name == "adamw":
         return torch.optim.AdamW(net.newborn(), lr=0.01, weight_decay=0.5)
     return torch.optim.SGD(net.newborn(), lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True)
+
+
+def unaligned(net: GrowingNetwork, task: str, align: int) -> list[str]:
+    """The weights of a task with a growing dimension that is no multiple; tables are only looked up."""
+    return [
+        name
+        for name, weight in net.dense(task).get_submodule("features").named_parameters()
+        for n, label in zip(weight.shape, net.axes.tensors[name], strict=True)
+        if any(axis_names(label)) and n % align and not name.endswith("table")
+    ]
 
 
 def train(net: GrowingNetwork, x: Tensor, *, kind: str = "sgd", bf16: bool = False, steps: int = 3) -> None:

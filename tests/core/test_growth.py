@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.helpers import growing
+from tests.core.helpers import growing, unaligned
+from tests.core.patterns import PATTERNS
+from zeroforget.core.grow import grow
 from zeroforget.core.growth import Room, evenly, smallest_within
 
 
@@ -83,6 +85,15 @@ def test_widths_are_aligned_but_never_beyond_the_limit() -> None:
     assert room.width("b", 0.001) == 8
 
 
+def test_features_that_stand_for_several_channels_are_aligned_by_these() -> None:
+    room = Room({"a": 4, "b": 12, "c": 5}, two_layers, align=8, spans={"a": 16, "b": 6})
+    assert [room.width("a", share) for share in (0.25, 1.0, 1.25, 1.5)] == [1, 4, 5, 6]  # 16 channels each
+    assert [room.width("b", share) for share in (0.1, 0.5, 1.1, 1.4)] == [4, 8, 16, 20]  # 4 of 6 channels are 24
+    assert room.width("c", 1.2) == 8
+    assert room.plan({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, 0.25)[1] == {"a": 5, "b": 16}
+    assert room.plan_axes({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, {"a": 0.25})[1] == {"a": 5, "b": 12}
+
+
 def test_widths_at_the_edges_of_a_room() -> None:
     assert Room({"a": 4}, two_layers, limit=0.1).width("a", 0.1) == 1
     assert Room({"a": 50}, two_layers).width("a", 0.05) == 3  # halves are rounded up
@@ -143,3 +154,26 @@ def test_aligned_networks_have_aligned_widths() -> None:
     net.add_task("1", 2, growth=0.1)
     for axis, width in net.widths().items():
         assert width % 4 == 0 or width == net.axes.sizes[axis]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "align", "axis", "widths"),
+    [
+        ("VisionTransformer", 4, "blocks.0.attn.qkv", (3, 4)),  # heads of 4 channels
+        ("VisionTransformer", 8, "blocks.0.attn.qkv", (3, 4)),
+        ("VisionTransformer", 8, "patch", (12, 16)),
+        ("Encoder", 4, "embed", (2, 3)),  # torch's own heads, tied to the stream
+        ("Swin", 4, "patch", (2, 3)),  # heads of 4 channels; the table with a number for each head is only looked up
+        ("ResNeXt", 2, "down", (4, 5)),  # groups of 2 channels
+        ("ResNeXt", 8, "down", (4, 8)),
+    ],
+)
+def test_aligned_heads_and_groups_make_aligned_layers(
+    pattern: str, align: int, axis: str, widths: tuple[int, int]
+) -> None:
+    cls, x, _, _ = PATTERNS[pattern]
+    net = grow(cls(), x, align=align)
+    net.add_task("0", 2)
+    net.add_task("1", 2, growth=0.26)
+    assert (net.widths("0")[axis], net.widths("1")[axis]) == widths
+    assert unaligned(net, "1", align) == []

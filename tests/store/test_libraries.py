@@ -52,10 +52,17 @@ def classifier(name: str, **options: Any) -> nn.Module:
 
 
 def made(
-    tmp_path: Path, data: Path, name: str, file: Path, size: int | None = 8, gray: bool = False, **more: Any
+    tmp_path: Path,
+    data: Path,
+    name: str,
+    file: Path,
+    size: int | None = 8,
+    gray: bool = False,
+    align: int | None = None,
+    **more: Any,
 ) -> Model:
     given = Given(file, **more)
-    options = Options(network=name, size=size, gray=gray, held_out=0.5)
+    options = Options(network=name, size=size, gray=gray, align=align, held_out=0.5)
     adopt(tmp_path / "m", data / "middle", "digits", given, options, Watch())
     return open_model(tmp_path / "m")
 
@@ -159,6 +166,34 @@ def test_how_its_axes_were_found_is_kept(data: Path, tmp_path: Path) -> None:
     again = open_model(tmp_path / "m")
     assert torch.equal(again.dense("digits")(x), whole(x))
     assert again.verify().holds
+
+
+def heads(model: Model) -> list[int]:
+    return [task.born["qkv"] for task in model.tasks]
+
+
+def test_heads_are_aligned_by_their_channels_and_models_that_counted_heads_stay_what_they_are(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, x = classifier("timm/heads_tiny", num_classes=3), torch.randn(3, 3, 8, 8)
+    file = saved(whole, tmp_path / "w.pt")
+    new = made(tmp_path / "new", data, "timm/heads_tiny", file, align=8)
+    new.learn(data / "low", "low", growth=0.5, **LATER)
+    assert heads(new) == [2, 2]
+    assert open_model(new.path).verify().holds
+    with monkeypatch.context() as before:
+        before.setattr("zeroforget.core.grow.common_spans", lambda weights: {})
+        old = made(tmp_path / "old", data, "timm/heads_tiny", file, align=8)
+        old.learn(data / "low", "low", growth=0.5, **LATER)
+        answers = [old.dense(task)(x) for task in ("digits", "low")]
+    assert heads(old) == [2, 6]
+    for more in ([], [8]):  # 14 of 8 + 8 channels are 16 heads, for this model goes on as it began
+        again = open_model(old.path)
+        assert all(torch.equal(again.dense(k)(x), y) for k, y in zip(("digits", "low"), answers, strict=True))
+        assert again.verify().holds
+        assert heads(again) == [2, 6, *more]
+        if not more:
+            again.learn(data / "middle", "middle", growth=3.0, **LATER)
 
 
 def test_without_the_library_the_remedy_is_told(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.axes import Axes, CannotGrow
-from zeroforget.core.growth import Room, count_weights, is_share
+from zeroforget.core.growth import Room, common_spans, count_weights, is_share
 from zeroforget.core.layout import plain_layout
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.oddities import check_given, taking, unused
@@ -41,7 +41,8 @@ def grow(
         start: the share of the full network that the first task begins with.
         limit: how far the network may grow, as a share of its full width; by default 1 if start < 1, else no limit.
         unit: "features" or "weights": what shares are shares of.
-        align: keep widths at multiples of this (8 keeps a GPU's tensor cores busy).
+        align: keep the widths of layers at multiples of this (8 keeps a GPU's tensor cores busy). Heads and groups
+            count by their channels.
         keep: paths of modules whose features shall not grow.
         fn: feature normalization of "reused" features, of "all", or of "none".
         bridge: "zero" starts what old features read of new ones at zero, so that growing changes nothing at first;
@@ -79,7 +80,14 @@ def grow(
 def room_of(net: nn.Module, axes: Axes, limit: float | None, unit: str, align: int) -> Room:
     """How far the axes of a network may grow."""
     tensors = [axes.tensors[name] for name, _ in net.named_parameters()]
-    return Room(axes.sizes, functools.partial(count_weights, tensors), limit, unit, align)
+    weights = [labels for name, labels in axes.tensors.items() if _computes(axes, name)]
+    return Room(axes.sizes, functools.partial(count_weights, tensors), limit, unit, align, common_spans(weights))
+
+
+def _computes(axes: Axes, name: str) -> bool:
+    """Whether features are computed with a tensor, or with what is made from it; else it is a gain or a table."""
+    in_layer = any(not path or name.startswith(f"{path}.") for path in axes.layers)
+    return axes.writes.get(name, 0 if in_layer else -1) >= 0
 
 
 def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:

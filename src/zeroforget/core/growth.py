@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from zeroforget.core.labels import Label, label_size
+from zeroforget.core.labels import Label, label_size, spans
 
 Count = Callable[[Mapping[str, float]], float]
 """The number of weights of a network whose axes have these widths."""
@@ -26,6 +27,8 @@ class Room:
     limit: float | None = None
     unit: str = "features"
     align: int = 1
+    spans: Mapping[str, int] = field(default_factory=dict)
+    """Axis → how many channels of the layers each of its features stands for (a head, a group); 1 if it is not here."""
 
     def __post_init__(self) -> None:
         if self.unit not in {"features", "weights"}:
@@ -42,11 +45,13 @@ class Room:
     def width(self, axis: str, share: float) -> int:
         """The features of an axis at a share of its full width: rounded, aligned, at least one, within the limit.
 
+        Aligned are the channels that they stand for: of heads with 16 channels each, any number is at a multiple of 8.
         Up to the share 1 they are no more than the full width, be that aligned or not: the given network has no more.
         """
         full = self.full[axis]
         n = max(1, round(full * share + _SLACK))
-        n = -(-n // self.align) * self.align
+        step = self.align // math.gcd(self.align, self.spans.get(axis, 1))
+        n = -(-n // step) * step
         if share <= 1 + _ROUNDED:
             n = min(n, full)
         most = self.most(axis)
@@ -181,6 +186,15 @@ def evenly(shares: Mapping[str, float], growth: float) -> dict[str, float]:
 def count_weights(tensors: Sequence[Sequence[Label]], widths: Mapping[str, float]) -> float:
     """How many weights parameters with these labels have at these widths."""
     return sum(math.prod(label_size(label, widths) for label in labels) for labels in tensors)
+
+
+def common_spans(tensors: Iterable[Sequence[Label]]) -> dict[str, int]:
+    """Axis → how many elements its features stand for in every dimension of these tensors: a divisor of all of them."""
+    found: dict[str, int] = {}
+    for label in chain.from_iterable(tensors):
+        for axis, n in spans(label).items():
+            found[axis] = math.gcd(found.get(axis, 0), n)
+    return found
 
 
 def smallest_within(growths: Sequence[float], accuracies: Sequence[float], margin: float) -> int:

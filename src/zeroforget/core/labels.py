@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -361,6 +362,23 @@ def axis_names(label: Label) -> Iterator[str]:
         case Concat(parts) | Product(parts):
             for part in parts:
                 yield from axis_names(part)
+
+
+def spans(label: Label) -> dict[str, int]:
+    """Axis → how many elements of a dimension each of its features stands for, at least: a head for its channels."""
+    match label:
+        case int():
+            return {}
+        case Named(name):
+            return {name: 1}
+        case Concat(parts):
+            found: Counter[str] = Counter()
+            for part in parts:
+                found.update(spans(part))
+            return dict(found)
+        case Product(factors):
+            fixed = math.prod(factor for factor in factors if isinstance(factor, int))
+            return {name: fixed * n for factor in factors for name, n in spans(factor).items()}
 
 
 def label_size(label: Label, widths: Mapping[str, Number]) -> Number:

@@ -40,7 +40,7 @@ class Tfm(Method):
         margin: how much validation accuracy may be given up for a smaller growth.
         prune: stop those candidates of a search that cannot be chosen any more.
         unit: what the shares are of, "features" or "weights".
-        align: keep widths at multiples of this.
+        align: keep the widths of layers at multiples of this.
         fn: feature normalization: "reused" features, "all", or "none" ("TFM w/o FN").
         bridge: "zero" or "random": how weights from new features into old ones start.
         keep: paths of modules whose features shall not grow.

@@ -35,7 +35,7 @@ class Options:
     weights: Path | None = None
     """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
     align: int | None = None
-    """Features grow to multiples of this, 1 by default: a GPU computes fastest with multiples of 8."""
+    """Layers grow to multiples of this, 1 by default: a GPU computes fastest with multiples of 8."""
     growth: float | Sequence[float] = 0.1
     """The share of the first network that a task adds; several are tried, and the smallest good one is taken."""
     margin: float = 0.015

@@ -31,7 +31,26 @@ class Patches(nn.Module):
         return out
 
 
-_MODELS: dict[str, Any] = {"patches_tiny": Patches}
+class Heads(nn.Module):
+    """Patches that attend to each other with two heads of four channels."""
+
+    def __init__(self, num_classes: int = 1000, in_chans: int = 3) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = 2, 4
+        self.patch_embed = nn.Conv2d(in_chans, 6, 4, stride=4)
+        self.qkv, self.proj = nn.Linear(6, 24), nn.Linear(8, 6)
+        self.head = nn.Linear(6, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(x).reshape(len(x), -1, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        x = x + self.proj(y.transpose(1, 2).flatten(2))
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+_MODELS: dict[str, Any] = {"patches_tiny": Patches, "heads_tiny": Heads}
 
 
 def list_models() -> list[str]:
