@@ -76,7 +76,7 @@ class Growing:
 
     def begin(self, task: Task) -> nn.Module:
         """Add the task; all that is a parameter now was born with it."""
-        self.net.add_task(task.name, len(task.classes), self.growth)
+        self.net.add_task(task.name, len(task.classes), self.growth, quiet=True)
         return _Newest(self.net)
 
     def moving(self) -> dict[str, Tensor]:
@@ -172,6 +172,6 @@ def bytes_of_growth(net: GrowingNetwork, growth: float, tasks: int, classes: int
     trial = Growing(net, growth)
     sizes = []
     for number in range(tasks):
-        trial.net.add_task(f"trial {number}", classes, growth)
+        trial.net.add_task(f"trial {number}", classes, growth, quiet=True)
         sizes.append(trial.stored())
     return sum(sizes) / len(sizes)

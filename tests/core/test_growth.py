@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.core.helpers import growing, unaligned
 from tests.core.patterns import PATTERNS
 from zeroforget.core.grow import grow
 from zeroforget.core.growth import Room, evenly, smallest_within
+from zeroforget.core.network import GrowingNetwork
 
 
 def two_layers(widths: Mapping[str, float]) -> float:
@@ -177,3 +181,34 @@ def test_aligned_heads_and_groups_make_aligned_layers(
     net.add_task("1", 2, growth=0.26)
     assert (net.widths("0")[axis], net.widths("1")[axis]) == widths
     assert unaligned(net, "1", align) == []
+
+
+def narrow(**options: object) -> GrowingNetwork:
+    net = grow(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 3), **options)  # type: ignore[arg-type]
+    net.add_task("0", 2)
+    return net
+
+
+@pytest.mark.parametrize("growth", [0.1, {"0": 0.1}, {"0": 0.1, "2": 0}])
+def test_a_growth_that_adds_no_feature_is_told_once_with_what_to_do(growth: float | dict[str, float]) -> None:
+    net = narrow()
+    with pytest.warns(UserWarning, match=r"adds no feature.*a larger growth, or growth=0") as told:
+        net.add_task("1", 2, growth)
+    assert [Path(one.filename).name for one in told] == ["test_growth.py"]
+    assert net.widths() == {"0": 4, "2": 4}
+    net.add_task("2", 2, 0.1)  # what was rounded off counts
+    assert net.widths()["0"] == 5
+
+
+def test_what_adds_no_feature_by_intent_is_not_told() -> None:
+    net = narrow()
+    for name, growth in {"none": None, "zero": 0.0, "some": {"0": 0.1, "2": 1}, "nowhere": {"0": 0.0}}.items():
+        net.add_task(name, 2, growth)  # warnings are errors here
+    net.add_task("by a schedule", 2, 0.01, quiet=True)
+    full = narrow(start=0.97)  # rounded, that is all of it
+    full.add_task("all that is left", 2, full.left())
+    full.add_task("nothing left", 2, full.left())
+    assert full.widths() == {"0": 4, "2": 4}
+    still = grow(nn.Linear(3, 4), torch.randn(2, 3), keep=[""])
+    still.add_task("0", 2)
+    still.add_task("1", 2, 0.1)

@@ -54,7 +54,7 @@ def test_an_optimizer_of_the_task_before_is_noticed_when_the_new_one_is_used_or_
     with pytest.warns(UserWarning, match="task 'second' has gradients"):
         net.dense("second")
     with pytest.warns(UserWarning, match="task 'second' has gradients"):
-        net.add_task("third", 2, 0.1)
+        net.add_task("third", 2, 0.2)
     assert net.tasks == ("first", "second", "third")
 
 

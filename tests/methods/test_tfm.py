@@ -96,6 +96,17 @@ def test_the_schedule_grows_until_the_network_is_full(digits: Scenario) -> None:
     assert log.notes["growth"] == pytest.approx(0.0)
 
 
+def test_a_schedule_in_steps_smaller_than_a_feature_is_followed_without_a_word() -> None:
+    learner = method(start=0.45, growth=0.01, align=8)
+    widths = []
+    for task in range(9):  # warnings are errors here
+        learner.add_task(TaskSpec(f"task {task}", 2))
+        widths.append(learner.net.widths())
+    again = method(start=0.45, growth=0.01, align=8)
+    again.replay(json.loads(json.dumps(learner.structure())))
+    assert widths[1] == widths[0] != widths[-1] == again.net.widths()
+
+
 def test_early_layers_may_start_wider(digits: Scenario) -> None:
     learner = method(start=0.25, growth=0.25, early=0.75)
     full = learner.net.axes.sizes

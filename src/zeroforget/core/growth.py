@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -132,6 +133,19 @@ class Room:
         if empty := [axis for axis, width in wider.items() if width == 0]:
             raise ValueError(f"the first task must give every axis at least one feature; {empty[0]} has none")
         return after, wider
+
+    def warn_if_idle(
+        self, growth: float | Mapping[str, float], before: Mapping[str, int], after: Mapping[str, int]
+    ) -> None:
+        """Say so if a growth is above 0 and there is room for it, and yet no axis gets one more feature."""
+        wanted = growth if isinstance(growth, Mapping) else dict.fromkeys(after, growth)
+        if before == after and any(n > _ROUNDED and self.most(axis) != after[axis] for axis, n in wanted.items()):
+            warnings.warn(
+                f"growth={growth!r} adds no feature to any axis, so the task learns its head and its normalization "
+                "alone: widths are rounded, and what is rounded off counts with the next growth. Pass a larger growth, "
+                "or growth=0 if none is meant",
+                stacklevel=5,
+            )
 
     def _within(self, share: float) -> float:
         return share if self.limit is None else min(share, self.limit)

@@ -145,18 +145,23 @@ class GrowingNetwork(nn.Module):
 
     @torch.inference_mode(False)  # what is made in inference mode could never learn
     @all_or_nothing
-    def add_task(self, name: str, classes: int, growth: float | Mapping[str, float] | None = None) -> None:
+    def add_task(
+        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None, *, quiet: bool = False
+    ) -> None:
         """Make room for a task; from now on the network trains what is born with it and nothing else.
 
         The first task begins with the network's `start`; later ones add `growth`, a share of the full width of every
         axis, or for the axes named a number of features (a share if it is a float). 0 (the default) adds none: the
-        task then learns its head and its normalization.
+        task then learns its head and its normalization. If a growth above 0 is too small to add any, a warning says so,
+        unless this is to be `quiet`.
         """
         task = len(self.history)
         self._withdraw()
         shares, widths = self.plan(name, classes, growth)
         record = TaskRecord(name, operator.index(classes), self._wanted(growth))
         warn_if_untouched(self.heads, self._begun, self.tasks)
+        if not quiet:
+            self.room.warn_if_idle(record.growth, self.widths(), widths)
         for axis, width in widths.items():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])

@@ -107,7 +107,7 @@ class Tfm(Method):
         if self.early is not None and not isinstance(growth, Mapping):
             first = not self.specs
             growth = tapered(self.net.axes.sizes, self.early, growth) if first else evenly(self.net.shares, growth)
-        self.net.add_task(spec.name, spec.classes, growth)
+        self.net.add_task(spec.name, spec.classes, growth, quiet=True)  # a step of a schedule may be that small
         self.specs.append(spec)
 
     def drop_task(self) -> None:

@@ -80,7 +80,7 @@ def addition(net: GrowingNetwork, ready: Lesson, growth: float) -> Addition:
     widths = net.widths()
     trial = copy.deepcopy(net)
     with seeded("trial"):
-        trial.add_task(ready.task.name, len(ready.task.classes), growth)
+        trial.add_task(ready.task.name, len(ready.task.classes), growth, quiet=True)
     numbers = [(dtype.itemsize, torch.Size(shape).numel()) for dtype, shape in expected(trial, index).values()]
     return Addition(
         growth=growth,

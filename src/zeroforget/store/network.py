@@ -138,7 +138,7 @@ def _assemble(
         for task, tensors, path in given:
             numbers += sum(t.numel() for t in tensors.values())
             _fits(net, task, tensors, numbers, path)
-            net.add_task(task.name, len(task.classes), _growth(task))
+            net.add_task(task.name, len(task.classes), _growth(task), quiet=True)
     for number, (_, tensors, path) in enumerate(given):
         try:
             fill(net, number, tensors)
