@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zeroforget.core.adopt import adopt
+from zeroforget.core.layers import GrowingLayer
 from zeroforget.core.network import GrowingNetwork
 
 
@@ -122,6 +123,27 @@ def test_a_task_for_which_memory_is_wanting_leaves_the_others_and_can_be_added_s
     assert net.fingerprint("first") == before
     learn(net, "second")
     assert net.fingerprint("first") == before
+
+
+def test_the_hooks_of_a_user_can_be_removed_after_a_task_that_failed() -> None:
+    net, ran = network(), []
+    layer = [m for m in net.body.modules() if isinstance(m, GrowingLayer)][-1]
+    handles = [
+        layer.register_forward_hook(lambda *_: ran.append("forward")),
+        layer.register_forward_pre_hook(lambda *_: ran.append("before")),
+        layer.register_full_backward_hook(lambda *_: ran.append("backward")),
+        net.register_state_dict_post_hook(lambda *_: ran.append("state")),
+    ]
+    assert interrupted(net, lambda net: net.add_task("second", 2, growth=0.3), 9)
+    net.train()(X, "first").sum().backward()
+    net.state_dict()
+    assert sorted(ran) == ["backward", "before", "forward", "state"]
+    for handle in handles:
+        handle.remove()
+    ran.clear()
+    net(X, "first").sum().backward()
+    net.state_dict()
+    assert ran == []
 
 
 def test_a_fingerprint_sees_every_bit_and_only_those_of_its_task() -> None:

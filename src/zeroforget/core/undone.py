@@ -33,5 +33,11 @@ def all_or_nothing(change: Callable[Concatenate[Net, Given], Made]) -> Callable[
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    """All that a module holds; its lists and tables as they are now, for they are written into."""
-    return {k: copy.copy(v) if type(v) in (dict, list, set, OrderedDict) else v for k, v in vars(module).items()}
+    """All that a module holds; its lists and tables as they are now, for they are written into.
+
+    Those of hooks are not, and have to stay the same: whoever holds a hook's handle removes it from there.
+    """
+    return {
+        name: copy.copy(value) if type(value) in (dict, list, set, OrderedDict) and "_hooks" not in name else value
+        for name, value in vars(module).items()
+    }
