@@ -78,3 +78,34 @@ def test_an_optimizer_that_knows_the_task_is_not_accused(kind: type[torch.optim.
         net.drop_task()
         net(X, "second")
         net.add_task("fourth", 2, 0.1)
+
+
+def test_a_network_that_was_pickled_before_steps_were_counted_is_used_as_ever() -> None:
+    net, optimizer = learned()
+    assert net._begun is not None
+    net._begun = net._begun[:2]  # type: ignore[assignment]
+    net.eval()(X, "first")
+    net.add_task("second", 2, 0.2)
+    net._begun = net._begun[:2]  # type: ignore[assignment]
+    steps(net, optimizer)
+    with pytest.warns(UserWarning, match="task 'second' has gradients"):
+        net.dense("second")
+
+
+def test_gradients_that_are_gathered_for_a_step_to_come_are_no_reason_to_warn() -> None:
+    net, old = learned()
+    net.add_task("second", 2, 0.2)
+    new = torch.optim.SGD(net.newborn(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            nn.functional.cross_entropy(net.train()(X, "second"), Y).backward()
+            net.eval()(X, "second")
+        new.step()
+        new.zero_grad()
+        net(X, "second")
+    net.add_task("third", 2, 0.2)
+    nn.functional.cross_entropy(net.train()(X, "third"), Y).backward()
+    old.step()
+    with pytest.warns(UserWarning, match="task 'third' has gradients"):
+        net.eval()(X, "third")

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-Begun = tuple[int, Tensor]
+Begun = tuple[int, Tensor, int]
+_steps = 0  # of all optimizers
 
 
 def fresh(heads: nn.ModuleList) -> Begun:
     """What tells later whether anybody has written to the newest head: torch's count of that, and its smallest part.
 
-    Neither would do alone. A step may be too small to change a number, and one through `.data` is not counted.
+    Neither would do alone. A step may be too small to change a number, and one through `.data` is not counted. How many
+    steps optimizers have taken tells a step that missed it from one still to come, for which gradients are gathered.
     """
+    _count_steps()
     bias = _bias(heads)
-    return bias._version, bias.detach().clone()
+    return bias._version, bias.detach().clone(), _steps
 
 
 def warn_if_untouched(heads: nn.ModuleList, begun: Begun | None, tasks: Sequence[str]) -> None:
-    """Say so if gradients have reached the newest head and nobody has used them."""
+    """Say so if gradients have reached the newest head and a step was taken that did not use them."""
     if begun is None or torch.compiler.is_compiling():
         return
-    bias, (version, value) = _bias(heads), begun
-    if bias.grad is None or bias._version != version or bias.dtype != value.dtype:
+    bias, (version, value, *steps) = _bias(heads), begun  # what was pickled before steps were counted has none
+    if bias.grad is None or steps == [_steps] or bias._version != version or bias.dtype != value.dtype:
         return
     if torch.equal(value.to(bias.device), bias.detach()):
         warnings.warn(
@@ -33,6 +38,18 @@ def warn_if_untouched(heads: nn.ModuleList, begun: Begun | None, tasks: Sequence
             "not know what is newborn. Make a new one for every task, from `net.newborn()`",
             stacklevel=4,
         )
+
+
+@functools.cache
+def _count_steps() -> None:
+    """From now on."""
+
+    def count(*_: object) -> None:
+        global _steps
+        if not torch.compiler.is_compiling():  # a count that changes would have a compiled step compiled anew
+            _steps += 1
+
+    register_optimizer_step_post_hook(count)
 
 
 def _bias(heads: nn.ModuleList) -> Tensor:
