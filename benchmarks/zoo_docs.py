@@ -39,8 +39,9 @@ the start of a later task is not the very function of the one before.
 - Parameters that are constants when the network is given (`requires_grad` is false) stay what they are; features born
   later learn there too.
 - A number of features that the code has written down (`/ 8` instead of `/ y.shape[1]`) is adapted where it is an
-  attribute with a size's name and where a shape needs it. Where it is only arithmetic, nobody can tell: earlier tasks
-  are exact all the same, but later ones compute with the old number.
+  attribute with a size's name and where a shape needs it. A number of heads may have any name that begins with no
+  underscore, as long as the module that uses it has it as a plain number. Where it is only arithmetic,
+  nobody can tell: earlier tasks are exact all the same, but later ones compute with the old number.
 - Channels last is kept, and its bits with it.
 
 `dense(task)` is a `Sequential` of `features`, the network's own class with plain modules of that task's widths (its

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 import warnings
 
 import pytest
@@ -154,6 +156,66 @@ def test_the_remedy_that_is_named_helps(network: type[nn.Module], operator: str,
             assert net.axes.sizes == {"last": 3}
             net.add_task("0", 2)
             train(net, ROWS)
+
+
+class Terse(nn.Module):
+    """Attention that calls the number of its heads whatever it likes; their width may come from the stream."""
+
+    def __init__(self, name: str, width: str) -> None:
+        super().__init__()
+        setattr(self, name, 2)
+        self.name, self.width = name, width
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        h = getattr(self, self.name)
+        each = c // h if self.width == "stream" else -1
+        q, k, v = (layer(x).view(b, n, h, each).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, -1))
+
+
+class Attending(nn.Module):
+    """Two of them on one stream."""
+
+    def __init__(self, name: str, width: str) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 12, 4, stride=4)
+        self.first, self.second = Terse(name, width), Terse(name, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = x + self.first(x)
+        return (x + self.second(x)).mean(1)
+
+
+@pytest.mark.parametrize(("width", "axes"), [("own", {"patch", "first.q", "second.q"}), ("stream", {"patch"})])
+def test_a_number_of_heads_may_have_any_name(width: str, axes: set[str]) -> None:
+    torch.manual_seed(0)
+    plain = Attending("h", width).requires_grad_(False).eval()
+    net = grow(plain, IMAGES).eval()
+    assert set(net.axes.sizes) == axes
+    net.add_task("0", 2)
+    assert torch.equal(net.dense(0).get_submodule("features")(IMAGES), plain(IMAGES))
+    train(net, IMAGES)
+    before = net(IMAGES, 0)
+    net.add_task("1", 2, growth=dict.fromkeys(axes, 2))
+    train(net, IMAGES)
+    assert torch.equal(net(IMAGES, 0), before)
+    assert [net.dense(task).get_submodule("features.first").h for task in (0, 1)] == [2, 4]
+
+
+@pytest.mark.parametrize(("width", "axes"), [("own", {"patch"}), ("stream", set())])
+def test_where_no_number_of_heads_is_found_the_advice_helps_at_once(width: str, axes: set[str]) -> None:
+    with pytest.raises(CannotGrow, match=r"'first.*number of heads baked in.*self\.heads = 4, with no") as told:
+        grow(Attending("_h", width), IMAGES)
+    advised = re.search(r"keep=(\[.*?\])", str(told.value))
+    assert advised is not None
+    with pytest.warns(UserWarning, match="keep their width"):
+        net = grow(Attending("_h", width), IMAGES, keep=json.loads(advised[1].replace("'", '"')))
+    assert set(net.axes.sizes) == axes
+    with pytest.warns(UserWarning, match="baked in"):
+        assert grow(Attending("_h", width), IMAGES, unknown="keep").axes.sizes == net.axes.sizes
 
 
 def test_what_depends_on_the_numbers_is_watched_for_real() -> None:

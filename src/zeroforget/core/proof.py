@@ -27,6 +27,8 @@ class Failure:
 
     path: str
     why: str
+    unlike: tuple[str, ...] = ()
+    """All modules that are made of other features, if it runs."""
 
 
 @torch.enable_grad()
@@ -97,11 +99,11 @@ def _try_shapes(
         again = find_axes(wide, example, keep=keep, unknown="keep", care=care, held=held)
     except ERRORS as error:
         return Failure(where(wide, example.to("meta")[:2]), short(error))
-    for name, labels in axes.tensors.items():
-        if again.tensors[name] != labels:
-            return Failure(name.rpartition(".")[0], f"'{name}' is made of other features there")
+    if unlike := [name for name, labels in axes.tensors.items() if again.tensors[name] != labels]:
+        paths = tuple(name.rpartition(".")[0] for name in unlike)
+        return Failure(paths[0], f"'{unlike[0]}' is made of other features there", paths)
     if dict(again.sizes) != widths or again.output != axes.output:
-        return Failure("", "its output is made of other features")
+        return Failure("", "its output is made of other features", ("",))
     return None
 
 
@@ -135,9 +137,11 @@ def _too_many(net: nn.Module, axes: Axes) -> dict[str, str]:
 
 def _reason(failure: Failure) -> str:
     place = f"module '{failure.path}'" if failure.path else "the network's own forward"
+    what = f"runs, but {failure.why}" if failure.unlike else f"does not run in {place} ({failure.why})"
     return (
-        f"a wider network does not run in {place} ({failure.why}): some code has an old width baked in, such as "
-        "view(-1, 400); take the size from the tensor's shape there"
+        f"a wider network {what}: some code has an old width or number of heads baked in, such as view(-1, 400); take "
+        "it from the tensor's shape there, or keep it as a number of the module (self.heads = 4, with no underscore "
+        "before it), which is adapted"
     )
 
 
@@ -156,12 +160,22 @@ def _care_of(net: nn.Module, failure: Failure, care: Treatment) -> Care | None:
 
 def _take_more_care(net: nn.Module, failure: Failure, care: Treatment) -> None:
     for kind in _patients(net, failure, care):
+        if care.get(kind, (Care.NAMED, ""))[0] == Care.TIED_ALL and (tied := _tied(net, failure, care, kind)):
+            del care[kind]  # its features only showed what the other's code does with those that are tied to them
+            kind = tied
         level, why = care.get(kind, (Care.NAMED, ""))
         care[kind] = (Care(level + 1), why or _reason(failure))
         return
     raise CannotGrow(
         f"a wider network does not run ({failure.why}), and keeping layers as they are does not help{hints(net)}"
     )
+
+
+def _tied(net: nn.Module, failure: Failure, care: Treatment, besides: type[nn.Module]) -> type[nn.Module] | None:
+    """Another class around a failure whose code has tied features, if it can be treated with more care."""
+    kinds = (type(net.get_submodule(path)) for other in failure.unlike for path in _upwards(other))
+    tied = (kind for kind in kinds if kind in care and care[kind][0] in (Care.TIED, Care.TIED_ALL))
+    return next((kind for kind in tied if kind is not besides), None)
 
 
 def _upwards(path: str) -> Iterator[str]:
