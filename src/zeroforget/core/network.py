@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from zeroforget.core import masks as _masks
 from zeroforget.core import own
 from zeroforget.core.axes import Axes
-from zeroforget.core.dense import forget_caches, hollow, is_layer, is_norm, numbers, replace, replace_kept, set_tensor
+from zeroforget.core.convert import live
+from zeroforget.core.dense import hollow, numbers, replace, replace_kept, set_tensor
 from zeroforget.core.fingerprint import fingerprint
 from zeroforget.core.growth import Room, as_growth, whole
 from zeroforget.core.labels import births_of, label_size
@@ -51,13 +52,12 @@ class GrowingNetwork(nn.Module):
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
         self.heads = nn.ModuleList()
         self._begun: Begun | None = None  # of the newest head
-        self.loose = nn.ModuleDict()
-        self._homes: dict[str, tuple[str, str]] = {}  # loose parameter → its module and its name there
+        body, self.loose, self._homes = live(net, axes, fn)
         self.extras = nn.ModuleList()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net),)
         self._channels_last = layout_of(net) == torch.channels_last
-        self.body = self._convert(net)
+        self.body = body
         self._filled = own.numbers_in(self.body, axes.tensors)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
@@ -325,56 +325,6 @@ class GrowingNetwork(nn.Module):
         return fingerprint(self.dense(task))
 
     # Inside ----------------------------------------------------------------------------------------------------
-
-    def _convert(self, net: nn.Module) -> nn.Module:
-        """The live network: a copy of the plain one with its layers, norms and loose parameters replaced."""
-        body = forget_caches(copy.deepcopy(net))
-        tensors: dict[int, GrowingTensor] = {}
-        made: dict[int, nn.Module] = {}
-
-        layers = {id(p) for m in body.modules() if is_layer(m) for p in m._parameters.values()}
-        blank = {id(m.weight): m.padding_idx for m in body.modules() if isinstance(m, nn.Embedding)}
-
-        def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
-            known = id(parameter)
-            if known not in tensors:  # tied parameters grow as one
-                full = own.joined(path, name)
-                writes = 0 if known in layers else self.axes.writes.get(full)
-                tensors[known] = GrowingTensor(parameter, self.axes.tensors[full], writes, blank.get(known))
-            return tensors[known]
-
-        inside = {id(part) for m in body.modules() if is_norm(m) for part in m.modules() if part is not m}
-        for path, module in list(body.named_modules(remove_duplicate=False)):
-            if id(module) in inside:  # of a normalization, which is one thing
-                continue
-            if id(module) not in made:
-                given = {n: p for n, p in module._parameters.items() if p is not None}
-                if is_layer(module):
-                    bias = growing(path, "bias", given["bias"]) if "bias" in given else None
-                    fn = "none" if path in self.axes.normalized or path not in self.axes.layers else self.fn
-                    layer = GrowingLayer(module, growing(path, "weight", given["weight"]), bias, fn)
-                    layer.may_fold = layer.folds = path not in self.axes.overwritten
-                    made[id(module)] = layer
-                elif is_norm(module):
-                    held = [*module.named_parameters(), *module.named_buffers()]
-                    labels = {n: self.axes.tensors[own.joined(path, n)] for n, _ in held}
-                    made[id(module)] = GrowingNorm(module, labels)
-                else:
-                    made[id(module)] = module
-                    for name, parameter in given.items():
-                        # Not by its own means, which refuse names that it has a use for ("keys").
-                        self.loose._modules[_key(path, name)] = growing(path, name, parameter)
-                        self._homes[_key(path, name)] = (path, name)
-                        del module._parameters[name]
-            if made[id(module)] is not module:
-                body = replace(body, path, made[id(module)])
-        replace_kept(body, made)
-        for path, rectifier in self.axes.rectified.items():  # it runs inside of the layer, in the same pass
-            before = body.get_submodule(path)
-            assert isinstance(before, GrowingLayer)
-            before.relu = True
-            body = replace(body, rectifier, nn.Identity())
-        return body
 
     def _tensors(self) -> Iterator[GrowingTensor]:
         for module in self.modules():
