@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -96,6 +97,12 @@ def test_features_that_stand_for_several_channels_are_aligned_by_these() -> None
     assert room.width("c", 1.2) == 8
     assert room.plan({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, 0.25)[1] == {"a": 5, "b": 16}
     assert room.plan_axes({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, {"a": 0.25})[1] == {"a": 5, "b": 12}
+
+
+def test_a_room_that_was_pickled_before_it_knew_of_channels_goes_on_counting_features() -> None:
+    old = Room({"a": 4}, two_layers, align=8, spans={"a": 16})
+    del vars(old)["spans"]
+    assert pickle.loads(pickle.dumps(old)).width("a", 1.25) == 8
 
 
 def test_widths_at_the_edges_of_a_room() -> None:

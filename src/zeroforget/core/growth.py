@@ -6,7 +6,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -28,7 +28,7 @@ class Room:
     limit: float | None = None
     unit: str = "features"
     align: int = 1
-    spans: Mapping[str, int] = field(default_factory=dict)
+    spans: Mapping[str, int] | None = None
     """Axis → how many channels of the layers each of its features stands for (a head, a group); 1 if it is not here."""
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Room:
         """
         full = self.full[axis]
         n = max(1, round(full * share + _SLACK))
-        step = self.align // math.gcd(self.align, self.spans.get(axis, 1))
+        step = self.align // math.gcd(self.align, (self.spans or {}).get(axis, 1))
         n = -(-n // step) * step
         if share <= 1 + _ROUNDED:
             n = min(n, full)

@@ -159,7 +159,7 @@ def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], n
         _, widths = net.plan(task.name, len(task.classes), _growth(task))
         if widths != wanted and net.room.spans:
             # A model that began when heads and groups were aligned by their number: it goes on like that.
-            net.room = replace(net.room, spans={})
+            net.room = replace(net.room, spans=None)
             _, widths = net.plan(task.name, len(task.classes), _growth(task))
     except ValueError as error:
         raise Damaged(where, f"its growth does not fit the network ({error})") from error
