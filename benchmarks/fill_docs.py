@@ -155,7 +155,7 @@ def headline(files: list[list[Results]]) -> str:
 
 def tuned(runs: list[Results]) -> str:
     """One row a method: its options, the rate and trade-off that were found, epochs and time of a run."""
-    head = "| Method | options | found by the search | trainings tried | epochs | minutes |"
+    head = "| Method | options | found by the search | trainings tried | epochs kept | minutes |"
     lines = [head, "| --- | --- | --- | ---: | ---: | ---: |"]
     for group in tables.by_method(runs):
         first = group[0]

@@ -164,7 +164,7 @@ def test_experiments_and_networks_are_tables_of_their_own() -> None:
     made = tables([one, replace(one, experiment="again"), replace(one, network="lenet"), results("tfm")])
     assert [(table.title, len(table.rows)) for table in made] == [
         ("digits/5 · small", 2),
-        ("digits/5 · small", 1),
+        ("again: digits/5 · small", 1),
         ("digits/5 · lenet", 1),
     ]
 
@@ -309,7 +309,7 @@ def test_costs_are_those_after_the_last_task_and_means_over_seeds() -> None:
         "\\begin{tabular}{lrrrrrrr}",
         "\\toprule",
         "\\multicolumn{8}{c}{\\textbf{digits/5 $\\cdot$ small}} \\\\",
-        "Method & parameters & overhead training & inference & epochs & seconds & bits kept & transfer \\\\",
+        "Method & parameters & overhead training & inference & epochs kept & seconds & bits kept & transfer \\\\",
         "\\midrule",
         "TFM & 300 & 20 B & 2 B & 7 & 3.5 & 2 of 2 tasks & – \\\\",
         "\\bottomrule",
@@ -328,7 +328,7 @@ def test_costs_and_forward_transfer() -> None:
             "parameters": "10",
             "overhead training": "0 B",
             "inference": "0 B",
-            "epochs": "0",
+            "epochs kept": "0",
             "seconds": "2.0",
             "bits kept": "2 of 2 tasks",
             "transfer": "+10.0",
@@ -338,7 +338,7 @@ def test_costs_and_forward_transfer() -> None:
             "parameters": "10",
             "overhead training": "0 B",
             "inference": "0 B",
-            "epochs": "0",
+            "epochs kept": "0",
             "seconds": "2.0",
             "bits kept": "2 of 2 tasks",
             "transfer": "–",

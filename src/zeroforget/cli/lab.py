@@ -86,7 +86,7 @@ def table_command(
         Literal["paper"] | None, typer.Option(help="'paper' puts the paper's figures below ours.")
     ] = None,
     averages: Annotated[bool, typer.Option("--averages", help="One table: a column for each scenario.")] = False,
-    costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, seconds, transfer.")] = False,
+    costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, time, transfer.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.", parser=as_path)] = None,
 ) -> None:
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
@@ -100,7 +100,7 @@ def table_command(
     style = style or _STYLES.get(output.suffix.lower() if output else "", "terminal")
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
-    more = formats.costs_text([made.costs(group) for group in made.groups(results)], style) if costs else ""
+    more = formats.costs_text(made.cost_tables(results), style) if costs else ""
     if style == "terminal" and output is None:
         for table in tables:
             console.print(formats.terminal(table), soft_wrap=True)

@@ -24,6 +24,7 @@ from zeroforget._version import __version__
 from zeroforget.experiments.datafacts import changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
+from zeroforget.methods import registry
 
 PATIENCE = 100
 """How many hundredths of a second a process may take to write its number into the lock it has."""
@@ -113,12 +114,17 @@ class RunFolder:
         """What the run found, if it is finished."""
         return Results.load(self.path) if (self.path / FILE).exists() else None
 
-    def environment(self) -> dict[str, Any]:
-        """Where the run was begun: written once."""
+    def environment(self, method: str | None = None) -> dict[str, Any]:
+        """Where the run was begun, and with which code of a method of one's own: written once."""
         file = self.path / "environment.json"
         if not file.exists():
-            write_json(file, environment())
+            code = None if method is None else registry.code(method)
+            write_json(file, environment() | ({} if code is None else {"code": code}))
         return read_json(file, "delete it, and it is written anew")
+
+    def code(self) -> str | None:
+        """A name for the code of a method of one's own with which the run was begun, if that was written down."""
+        return self.environment().get("code") if (self.path / "environment.json").exists() else None
 
     def task(self, index: int) -> Path:
         """Where a finished task's state goes."""

@@ -146,12 +146,14 @@ def costs_text(tables: Sequence[CostTable], style: str) -> str:
 
 
 def _costs_plain(table: CostTable) -> str:
-    return f"{table.title}\n{plain(COSTS, [row.cells for row in table.rows])}\n"
+    notes = "".join(f"{note}\n" for note in table.notes)
+    return f"{table.title}\n{plain(COSTS, [row.cells for row in table.rows])}\n{notes}"
 
 
 def _costs_markdown(table: CostTable) -> str:
     lines = [f"**{table.title}**", "", _pipes(COSTS), _pipes(["---", *["---:"] * (len(COSTS) - 1)])]
     lines += [_pipes(list(map(_escape_pipes, row.cells))) for row in table.rows]
+    lines += [line for note in table.notes for line in ("", note)]
     return "\n".join(lines) + "\n"
 
 
@@ -164,6 +166,7 @@ def _costs_latex(table: CostTable) -> str:
         *(" & ".join(map(_tex, line)) + " \\\\" for line in [COSTS, *(row.cells for row in table.rows)]),
         "\\bottomrule",
         "\\end{tabular}",
+        *(f"% {note}" for note in table.notes),
     ]
     lines.insert(4, "\\midrule")
     return "\n".join(lines) + "\n"

@@ -13,7 +13,8 @@ from torch import nn
 from zeroforget import nets
 from zeroforget.data import Scenario, scenario
 from zeroforget.data.collection import Progress
-from zeroforget.data.scenarios import check_seed, plan
+from zeroforget.data.loading import load
+from zeroforget.data.scenarios import check_seed, missing, plan
 from zeroforget.experiments.checking import arguments, can_be_called, conform
 from zeroforget.methods.registry import imported
 
@@ -56,6 +57,13 @@ def make_scenario(part: NamedPart, root: Path | None = None, progress: Progress 
     if not isinstance(made, Scenario):
         raise ValueError(f"'{part.name}' returned {type(made).__name__}; a scenario function returns a Scenario")
     return made
+
+
+def check_data(part: NamedPart, root: Path | None) -> None:
+    """Raise DataError if a data set of a scenario is not on this disk; a function of one's own says so by itself."""
+    if ":" not in part.name:
+        for name in missing(_wanted(part), root):
+            load(name, root)
 
 
 def _takes_root(function: Callable[..., Any]) -> bool:

@@ -53,6 +53,8 @@ class Results:
     """Whether, after all tasks, the test logits of each task were bit-equal to those right after it was learned."""
     environment: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
+    setup: dict[str, Any] = field(default_factory=dict)
+    """What else decided the results: {"method": its class, "scenario": with its options, "search": its settings}."""
 
     def __post_init__(self) -> None:
         count = len(self.tasks)
@@ -101,7 +103,7 @@ class Results:
 
     @property
     def epochs(self) -> list[int]:
-        """How many epochs each task was trained for."""
+        """How many epochs each task was trained for, in the training that was kept: trials of a search come on top."""
         return [len(log["epochs"]) for log in self.logs]
 
     @property

@@ -28,7 +28,7 @@ from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
 from zeroforget.experiments.mps import sharing
 from zeroforget.experiments.parallel import side_by_side
-from zeroforget.experiments.parts import NamedPart, make_network, make_scenario
+from zeroforget.experiments.parts import NamedPart, check_data, make_network, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
 from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
@@ -77,7 +77,10 @@ def run(
     data = _Data(root, watch)
     results: list[Results] = []
     failures: list[str] = []
-    for config in experiment.runs():
+    for config, before in _begin(experiment, out, root, watch):
+        if before is not None:
+            results.append(before)
+            continue
         try:
             results.append(run_one(config, out, data, watch))
         except (_Refused, torch.OutOfMemoryError) as error:
@@ -92,10 +95,9 @@ def run(
 
 
 def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, mps: bool, watch: Watch) -> list[Results]:
-    configs = experiment.runs()
-    # Other configurations and other processes in these folders are met before anything is trained.
-    before = [_finished(config, work.out, watch) for config in configs]
-    left = [config for config, results in zip(configs, before, strict=True) if results is None]
+    begun = _begin(experiment, work.out, work.root, watch)
+    configs, before = [config for config, _ in begun], [results for _, results in begun]
+    left = [config for config, results in begun if results is None]
     shared = mps and len(left) > 1 and experiment.regime.device.startswith("cuda")
     with sharing(watch.notice) if shared else nullcontext():
         now = iter(side_by_side(left, work, most, watch))
@@ -107,6 +109,19 @@ def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, mps: bool
     return found
 
 
+def _begin(
+    experiment: Experiment, out: Path, root: Path | None, watch: Watch
+) -> list[tuple[RunConfig, Results | None]]:
+    """All runs, and what those that are finished found. Other configurations and other processes in their folders, and
+    data that are not there, are met before anything is trained."""
+    runs = [(config, _finished(config, out, watch)) for config in experiment.runs()]
+    parts = [config.scenario for config, results in runs if results is None]
+    for number, part in enumerate(parts):
+        if part not in parts[:number]:
+            check_data(part, root)
+    return runs
+
+
 def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
     """What a run found, if it came to its end before."""
     folder = RunFolder(out / config.folder)
@@ -115,6 +130,12 @@ def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
     with folder.locked():
         folder.claim(config.to_dict(), config.defaults())
         results = folder.results()
+        code = results.environment.get("code") if results is not None else folder.code()
+    if code is not None and code != registry.code(config.choice.method):
+        watch.notice(
+            f"{folder.path} was {'made' if results is not None else 'begun'} with other code of "
+            f"'{config.choice.method}'; for results of what it is now, delete that folder or choose another --out"
+        )
     if results is not None:
         watch.run_done(config, results, True)
     return results
@@ -195,7 +216,7 @@ class _Run:
     def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Watch) -> None:
         self.config, self.folder, self.scenario, self.watch = config, folder, scenario, watch
         folder.claim_data(describe(scenario))
-        self.environment = folder.environment()
+        self.environment = folder.environment(config.choice.method)
         self.log = Log(folder.path / "log.jsonl")
         self.device = config.regime.device
 
@@ -359,6 +380,7 @@ class _Run:
             growth={axis: [r["growth"][axis] for r in records] for axis in records[-1]["growth"]},
             unchanged=records[-1]["unchanged"],
             environment=self.environment,
+            setup={name: config[name] for name in ("method", "scenario", "search")},
         )
 
 

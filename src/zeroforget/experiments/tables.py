@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zeroforget.experiments import paper
-from zeroforget.experiments.experiment import defaults
+from zeroforget.experiments.alike import check_alike, other_code, same_training, unlike
 from zeroforget.experiments.results import Results, deviation, mean
-from zeroforget.methods import registry
 
 TITLES = {
     "finetuning": "Finetuning",
@@ -124,7 +122,18 @@ def signed(forgetting: float) -> str:
 
 def tables(runs: Iterable[Results], *, beside_paper: bool = False) -> list[Table]:
     """One table for each experiment, scenario and network among the runs."""
-    return [_table(group, beside_paper) for group in groups(runs)]
+    found = groups(runs)
+    return [_table(group, title, beside_paper) for group, title in zip(found, titles(found), strict=True)]
+
+
+def titles(found: Sequence[Sequence[Results]]) -> list[str]:
+    """Scenario and network of each table; where that is not enough to tell them apart, the experiment before it."""
+    plain = [f"{group[0].scenario} · {group[0].network}" for group in found]
+    names = [group[0].experiment for group in found]
+    return [
+        f"{name}: {title}" if name and plain.count(title) > 1 else title
+        for name, title in zip(names, plain, strict=True)
+    ]
 
 
 def groups(runs: Iterable[Results]) -> list[list[Results]]:
@@ -135,14 +144,14 @@ def groups(runs: Iterable[Results]) -> list[list[Results]]:
     return list(found.values())
 
 
-def _table(group: Sequence[Results], beside_paper: bool) -> Table:
+def _table(group: Sequence[Results], title: str, beside_paper: bool) -> Table:
     first = group[0]
     _check_tasks(group)
     printed = paper.comparable(first.scenario, len(first.tasks))
     start = printed.average_from if printed is not None else 1
     methods = by_method(group)
     rows = _bold([_row(runs, start) for runs in methods])
-    notes = _lacking(methods)
+    notes = _lacking(methods) + unlike(methods, [_title(runs[0].method) for runs in methods]) + _changed(methods)
     if beside_paper and printed is not None:
         rows = _beside(rows, printed)
         notes += (f"The paper's figures: {printed.label} ({printed.title}).",)
@@ -151,7 +160,7 @@ def _table(group: Sequence[Results], beside_paper: bool) -> Table:
     elif beside_paper:
         notes += (f"The paper has no table for {first.scenario}.",)
     average = "Avg." if start == 1 else f"Avg. ({start}+)"
-    return Table(f"{first.scenario} · {first.network}", (*first.names, average), tuple(rows), notes)
+    return Table(title, (*first.names, average), tuple(rows), notes)
 
 
 def _check_tasks(group: Sequence[Results]) -> None:
@@ -174,46 +183,21 @@ def _lacking(methods: Sequence[Sequence[Results]]) -> tuple[str, ...]:
     return (f"Not every method has a finished run with each seed ({every}): {'; '.join(parts)}.",) if parts else ()
 
 
+def _changed(methods: Sequence[Sequence[Results]]) -> tuple[str, ...]:
+    """Whose code was changed from seed to seed."""
+    names = [_title(runs[0].method) for runs in methods if other_code(runs)]
+    return (f"The seeds are not all of the same code: {', '.join(names)}.",) if names else ()
+
+
 def by_method(group: Sequence[Results]) -> list[list[Results]]:
     """The runs of each method together, methods in the paper's order; seeds must differ in nothing but the seed."""
     found: dict[str, list[Results]] = {}
     for results in group:
         found.setdefault(results.method, []).append(results)
     for method, runs in found.items():
-        _check_alike(method, runs)
+        check_alike(method, runs)
     order = list(TITLES)
     return sorted(found.values(), key=lambda r: order.index(r[0].method) if r[0].method in order else len(order))
-
-
-def check_seeds(method: str, runs: Sequence[Results]) -> None:
-    """Refuse runs of one method that have a seed in common: each would stand for the other."""
-    seeds = [r.seed for r in runs]
-    if twice := [seed for seed in sorted(set(seeds)) if seeds.count(seed) > 1]:
-        home = f" of the experiment '{runs[0].experiment}'" if runs[0].experiment else ""
-        raise ValueError(
-            f"method '{method}'{home} is there twice on {runs[0].scenario} with seed {twice[0]}; give one run of each"
-        )
-
-
-def _check_alike(method: str, runs: Sequence[Results]) -> None:
-    check_seeds(method, runs)
-    for other in runs[1:]:
-        for name in ("options", "regime", "tasks"):
-            said = getattr(other, name), getattr(runs[0], name)
-            if said[0] != said[1] and _in_force(other, name) != _in_force(runs[0], name):
-                raise ValueError(
-                    f"the runs of '{method}' with seeds {runs[0].seed} and {other.seed} differ in their {name}: "
-                    f"{said[1]} and {said[0]}; they cannot share a row"
-                )
-
-
-def _in_force(results: Results, name: str) -> Any:
-    """A part of a run's configuration; what came with a later version had its default before."""
-    own = getattr(results, name)
-    if not isinstance(own, dict):
-        return own
-    known = results.method if results.method in registry.names() else None
-    return defaults(known)[name] | own
 
 
 def _row(runs: Sequence[Results], average_from: int) -> Row:
@@ -270,7 +254,7 @@ def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
 
     Only methods that were run on every scenario have a row; a note names the others.
     """
-    made = [_table(group, beside_paper) for group in groups(runs)]
+    made = tables(runs, beside_paper=beside_paper)
     found = [{(row.method, row.source): row for row in table.rows} for table in made]
     keys = [key for key in found[0] if all(key in other for other in found)]
     rows: list[Row] = []
@@ -332,26 +316,43 @@ class CostTable:
 
     title: str
     rows: tuple[Cost, ...]
+    notes: tuple[str, ...] = ()
 
 
-COSTS = ("Method", "parameters", "overhead training", "inference", "epochs", "seconds", "bits kept", "transfer")
+COSTS = ("Method", "parameters", "overhead training", "inference", "epochs kept", "seconds", "bits kept", "transfer")
+
+
+def cost_tables(runs: Iterable[Results]) -> list[CostTable]:
+    """What each method took, for each table among the runs."""
+    found = groups(runs)
+    return [replace(costs(group), title=title) for group, title in zip(found, titles(found), strict=True)]
 
 
 def costs(group: Sequence[Results]) -> CostTable:
     """What each method of one table took.
 
-    "bits kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer,
-    where the runs hold a method `alone` with the same seed, and every task was learned in its turn.
+    "epochs kept": of the trainings that were kept, while the seconds are of all, trials of a search included. "bits
+    kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer, where the
+    runs hold a method `alone` with the same seed and the same regime, and every task was learned in its turn.
     """
-    alone = {r.seed: r.learned for r in group if r.method == "alone"}
-    rows = tuple(_cost(runs, alone) for runs in by_method(group))
-    return CostTable(f"{group[0].scenario} · {group[0].network}", rows)
+    alone = {r.seed: r for r in group if r.method == "alone"}
+    methods = by_method(group)
+    beside = [[r for r in runs if _has_reference(r, alone)] for runs in methods]
+    rows = tuple(_cost(runs, part, alone) for runs, part in zip(methods, beside, strict=True))
+    fewer = [_title(runs[0].method) for runs, part in zip(methods, beside, strict=True) if 0 < len(part) < len(runs)]
+    notes = (f"Transfer is of fewer seeds than the rest, those that 'alone' has: {', '.join(fewer)}.",) if fewer else ()
+    return CostTable(titles([group])[0], rows, notes)
 
 
-def _cost(runs: Sequence[Results], alone: dict[int, list[float]]) -> Cost:
+def _has_reference(run: Results, alone: dict[int, Results]) -> bool:
+    """Whether forward transfer can be told: by a network alone that was trained alike."""
+    fit = run.method != "alone" and len(run.tasks) > 1 and all(run.trained) and run.seed in alone
+    return fit and same_training(alone[run.seed], run)
+
+
+def _cost(runs: Sequence[Results], beside: Sequence[Results], alone: dict[int, Results]) -> Cost:
     method = runs[0].method
-    fit = [r for r in runs if r.seed in alone and method != "alone" and len(r.tasks) > 1 and all(r.trained)]
-    transfers = [100 * r.forward_transfer(alone[r.seed]) for r in fit]
+    transfers = [100 * r.forward_transfer(alone[r.seed].learned) for r in beside]
     return Cost(
         method,
         parameters=mean([r.parameters[-1] for r in runs]),

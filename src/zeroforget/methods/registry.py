@@ -3,6 +3,7 @@ as `package.module:Class`. The signature of its `__init__` is its configuration.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -75,6 +76,17 @@ def imported(name: str, kind: str) -> Any:
     if not hasattr(module, attribute):
         raise ValueError(f"cannot find '{name}': '{path}' has no '{attribute}'{nearest(attribute, vars(module))}")
     return getattr(module, attribute)
+
+
+def code(name: str) -> str | None:
+    """A short name for the file with the code of a method of one's own; None for ours, and where there is no file."""
+    if ":" not in name:
+        return None
+    try:
+        file = inspect.getsourcefile(_foreign(name))
+        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    except (TypeError, OSError):
+        return None
 
 
 def options(cls: type[Method]) -> dict[str, inspect.Parameter]:

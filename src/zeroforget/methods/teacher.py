@@ -72,7 +72,9 @@ class Taught(Method):
         """Shorten a step that would overshoot: none may promise to lower the loss by more than all of it.
 
         A strong teacher makes the loss steep, and at a fixed learning rate the network would be thrown out of the very
-        answers that it should keep. (The bound of Loizou et al., "Stochastic Polyak step-size for SGD", 2021.)
+        answers that it should keep. A step is measured at the rate with which the task began: when the rate has fallen,
+        more are shortened than would overshoot. (The bound of Loizou et al., "Stochastic Polyak step-size for SGD",
+        2021.)
         """
         gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
         if self._loss is None or not gradients:

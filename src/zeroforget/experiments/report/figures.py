@@ -67,7 +67,7 @@ def figures(runs: Sequence[Results]) -> Iterator[Figure]:
     for group in found:
         colours = theme(births=len(group.tasks))
         for name, svg in _of_group(group, style, colours):
-            slug = _slug(f"{group.scenario}-{group.network}-{name}")
+            slug = _slug(f"{group.title}-{name}")
             while slug in taken:
                 slug += "-2"
             taken.add(slug)
@@ -75,7 +75,7 @@ def figures(runs: Sequence[Results]) -> Iterator[Figure]:
 
 
 def _of_group(group: Group, style: charts.Style, colours: Theme) -> Iterator[tuple[str, str]]:
-    where = f"{group.scenario}, {group.network}"
+    where = group.title
 
     def svg(chart: Any, rows: Sequence[Row], title: str) -> str:
         return _svg(chart, rows, f"{title} · {where}", colours)

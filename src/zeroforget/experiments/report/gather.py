@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zeroforget.experiments import archive
+from zeroforget.experiments import archive, tables
+from zeroforget.experiments.alike import check_seeds, settings
 from zeroforget.experiments.results import Results, deviation, mean
-from zeroforget.experiments.tables import TITLES, check_seeds
+from zeroforget.experiments.tables import TITLES
 
 Row = dict[str, Any]
 POINTS_PER_CURVE = 60
@@ -40,6 +41,8 @@ class Entry:
 class Group:
     """All that may be compared: the same tasks, learned by the same network."""
 
+    title: str
+    """Scenario and network, and what else tells it from others."""
     scenario: str
     network: str
     entries: tuple[Entry, ...]
@@ -65,7 +68,11 @@ def groups(runs: Iterable[Results]) -> list[Group]:
         )
     if not found:
         raise ValueError("a report needs at least one finished run")
-    return [Group(key[1], key[2], _entries(members)) for key, members in found.items()]
+    titles = tables.titles(list(found.values()))
+    return [
+        Group(title, key[1], key[2], _entries(members))
+        for title, (key, members) in zip(titles, found.items(), strict=True)
+    ]
 
 
 def labels(found: Sequence[Group]) -> list[str]:
@@ -74,23 +81,21 @@ def labels(found: Sequence[Group]) -> list[str]:
 
 
 def _entries(runs: Sequence[Results]) -> tuple[Entry, ...]:
-    by_settings: dict[tuple[str, str], list[Results]] = {}
-    for run in runs:
-        by_settings.setdefault((run.method, json.dumps(_settings(run), sort_keys=True)), []).append(run)
     entries = []
-    for (method, _), members in by_settings.items():
-        rivals = [_settings(other[0]) for (name, _), other in by_settings.items() if name == method]
-        told = _told_apart(_settings(members[0]), rivals)
-        more = f" ({', '.join(told)})" if told else ""
-        check_seeds(method, members)
-        by_seed = tuple(sorted(members, key=lambda run: run.seed))
-        entries.append(Entry(TITLES.get(method, method) + more, method + more, by_seed))
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [run for run in runs if run.method == method]
+        by_settings: dict[str, tuple[Row, list[Results]]] = {}
+        for run, chosen in zip(own, settings(own), strict=True):
+            by_settings.setdefault(json.dumps(chosen, sort_keys=True), (chosen, []))[1].append(run)
+        rivals = [chosen for chosen, _ in by_settings.values()]
+        for chosen, members in by_settings.values():
+            told = _told_apart(chosen, rivals)
+            more = f" ({', '.join(told)})" if told else ""
+            check_seeds(method, members)
+            by_seed = tuple(sorted(members, key=lambda run: run.seed))
+            entries.append(Entry(TITLES.get(method, method) + more, method + more, by_seed))
     order = list(TITLES)
     return tuple(sorted(entries, key=lambda e: order.index(m) if (m := e.runs[0].method) in order else len(order)))
-
-
-def _settings(run: Results) -> dict[str, Any]:
-    return dict(run.options) | {f"regime.{key}": value for key, value in run.regime.items()}
 
 
 def _told_apart(mine: dict[str, Any], rivals: Sequence[dict[str, Any]]) -> list[str]:

@@ -20,6 +20,7 @@ from zeroforget.experiments.results import Results
 # The browser itself refuses every request; Vega makes functions of its expressions, hence 'unsafe-eval'.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 TITLE = " · zeroforget report</title>"
+MOST_COMMANDS = 8
 
 
 def write_report(runs: Sequence[Results], path: Path, *, command: str = "", made: datetime | None = None) -> None:
@@ -39,7 +40,7 @@ def page(runs: Sequence[Results], *, command: str = "", made: datetime | None = 
     book = Book(Style(tuple(methods)))
     parts = [(group, sections(group, book, f"g{number}-")) for number, group in enumerate(found)]
     births = max(len(group.tasks) for group in found)
-    title = f"{found[0].scenario} · {found[0].network}" if len(found) == 1 else f"{len(found)} experiments"
+    title = found[0].title if len(found) == 1 else f"{len(found)} experiments"
     body = "".join(_group(group, part, alone=len(found) == 1) for group, part in parts)
     return "\n".join(
         [
@@ -97,7 +98,9 @@ def _origin(runs: Sequence[Results], command: str) -> str:
     told = {key: value for key, value in runs[0].environment.items() if value is not None}
     commands = list(dict.fromkeys(str(c) for run in runs if (c := run.environment.get("command"))))
     told.pop("command", None)
-    lines = [("Run by", line, "code") for line in commands[:3]]
+    lines = [("Run by", line, "code") for line in commands[:MOST_COMMANDS]]
+    if (left := len(commands) - MOST_COMMANDS) > 0:
+        lines.append(("And by", _count(left, "more command"), "span"))
     lines += [("Report by", command, "code")] if command else []
     lines += [("Ran on", ", ".join(f"{key} {value}" for key, value in told.items()), "span")] if told else []
     return "".join(
@@ -110,7 +113,7 @@ def _proofs(group: Group, *, alone: bool) -> str:
     outcomes: dict[tuple[str, str], list[str]] = {}
     for entry in group.entries:
         outcomes.setdefault(_outcome(entry, len(group.tasks) - 1), []).append(entry.label)
-    where = "" if alone else f" on {group.scenario}, {group.network}"
+    where = "" if alone else f" on {group.title}"
     return "".join(
         f'<li class="{kind}"><strong>{escaped(", ".join(names))}</strong>{escaped(where)}: {told}</li>'
         for (kind, told), names in sorted(outcomes.items())
@@ -134,7 +137,7 @@ def _navigation(parts: Sequence[tuple[Group, Sequence[Section]]]) -> str:
     links = ""
     for group, members in parts:
         if len(parts) > 1:
-            links += f"<p>{escaped(group.scenario)} · {escaped(group.network)}</p>"
+            links += f"<p>{escaped(group.title)}</p>"
         links += "<ul>" + "".join(f'<li><a href="#{s.id}">{s.title}</a></li>' for s in members) + "</ul>"
     return f'<nav aria-label="Sections">{links}</nav>'
 
@@ -149,7 +152,7 @@ def _key(methods: Sequence[str]) -> str:
 
 
 def _group(group: Group, members: Sequence[Section], *, alone: bool) -> str:
-    where = "" if alone else f'<span class="sub">{escaped(group.scenario)} · {escaped(group.network)}</span>'
+    where = "" if alone else f'<span class="sub">{escaped(group.title)}</span>'
     return "".join(f'<section id="{s.id}"><h2>{where}{s.title}</h2>{s.html}</section>' for s in members)
 
 
