@@ -201,7 +201,7 @@ def kept(runs: list[Results]) -> str:
         network, serving, learning = map(tables.size, (32 * cost.parameters, cost.inference, cost.training))
         sizes = f"{network} | {serving} | {'all images' if cost.method in SEES_ALL else learning}"
         title = tables.TITLES.get(cost.method, cost.method)
-        lines.append(f"| {title} | {averages[cost.method]:.1f} | {sizes} | {cost.kept:g} of {cost.tasks} |")
+        lines.append(f"| {title} | {averages[cost.method]:.1f} | {sizes} | {round(cost.kept, 1):g} of {cost.tasks} |")
     return "\n".join(lines)
 
 

@@ -305,7 +305,7 @@ class Cost:
             size(self.inference),
             f"{self.epochs:.0f}",
             f"{self.seconds:.1f}",
-            f"{self.kept:g} of {self.tasks} tasks",
+            f"{round(self.kept, 1):g} of {self.tasks} tasks",
             "–" if self.transfer is None else signed(self.transfer),
         )
 

@@ -57,7 +57,7 @@ def cost_table(group: Group, methods: Sequence[str]) -> str:
         "Parameters",
         "Overhead, serving",
         "Overhead, learning",
-        "Epochs kept",
+        "Epochs",
         "Time",
     ]
     rows = [
