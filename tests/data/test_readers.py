@@ -177,7 +177,7 @@ def test_folder_with_a_test_part(tmp_path: Path) -> None:
 
 
 def test_of_test_and_validation_images_only_those_for_testing_are(tmp_path: Path) -> None:
-    for part in ("train", "test", "val"):
+    for part in ("train", "test", "valid"):
         for place in range(2):
             helpers.picture(tmp_path / "pets" / part / "cats" / f"{part}{place}.jpg", place)
     (tmp_path / "pets" / "train" / ".cache").mkdir()
@@ -187,9 +187,35 @@ def test_of_test_and_validation_images_only_those_for_testing_are(tmp_path: Path
     assert [name for name, final in zip(found.files, found.test, strict=True) if final] == [
         *("test/cats/test0.jpg", "test/cats/test1.jpg")
     ]
-    assert len(found.files) == 4
-    (tmp_path / "pets" / "test" / "birds").mkdir()
-    with pytest.raises(DataError, match=r"test/birds is a class that .*train does not have; repair or remove it"):
+    assert found.val is not None
+    assert [name for name, held in zip(found.files, found.val, strict=True) if held] == [
+        *("valid/cats/valid0.jpg", "valid/cats/valid1.jpg")
+    ]
+    assert len(found.files) == 6
+    assert torch.equal(load_folder(tmp_path / "pets", 8).val, torch.from_numpy(found.val))
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_a_class_that_has_no_training_folder_is_refused(tmp_path: Path, part: str) -> None:
+    for place in ("train", "test", "val"):
+        helpers.picture(tmp_path / "pets" / place / "cats" / "0.jpg", 0)
+    (tmp_path / "pets" / part / "birds").mkdir()
+    with pytest.raises(DataError, match=rf"{part}/birds is a class that .*train does not have; repair or remove it"):
+        load_folder(tmp_path / "pets", 8)
+
+
+@pytest.mark.parametrize("parts", [("train", "test", "val", "validation"), ("train", "val", "validation")])
+def test_two_folders_for_validation_are_refused(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    for part in parts:
+        helpers.picture(tmp_path / "pets" / part / "cats" / "0.jpg", 0)
+    with pytest.raises(DataError, match=r"pets holds val and validation, .*; keep one of them \(.* in 'test'\)$"):
+        load_folder(tmp_path / "pets", 8)
+
+
+def test_a_validation_folder_without_images_of_classes_is_not_passed_over(tmp_path: Path) -> None:
+    for place in ("train/cats", "test/cats", "val"):
+        helpers.picture(tmp_path / "pets" / place / "0.jpg", 0)
+    with pytest.raises(DataError, match="pets/val holds no images in class folders; repair or remove it"):
         load_folder(tmp_path / "pets", 8)
 
 

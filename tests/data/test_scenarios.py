@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -194,6 +195,21 @@ def test_folders_are_data_too(tmp_path: Path) -> None:
     assert len(scenario(f"folder:{tmp_path / 'box'}/2").tasks) == 2
     task = whole_task(load_folder(tmp_path / "box", 32), seed=0, name="boxes")
     assert (task.name, len(task.train), len(task.val), len(task.test)) == ("boxes", 28, 4, 8)
+
+
+def test_the_validation_folder_of_a_data_set_is_what_its_tasks_are_chosen_by(tmp_path: Path) -> None:
+    for part, count in (("train", 6), ("val", 2), ("test", 3)):
+        for label in range(4):
+            for place in range(count):
+                helpers.picture(tmp_path / "box" / part / f"kind{label}" / f"{place}.jpg", label)
+    shutil.rmtree(tmp_path / "box" / "val" / "kind3")
+    name = f"folder:{tmp_path / 'box'}"
+    # Whatever else a plan says of the images.
+    made = scenario({"data": name, "sizes": [2, 2], "shuffle": False, "size": 8, "flip": False})
+    assert [(len(task.train), len(task.val), len(task.test)) for task in made.tasks] == [(12, 4, 6), (11, 3, 6)]
+    for seed in (0, 1):
+        (task,) = scenario({"data": name, "size": 8}, seed).tasks
+        assert set(task.val.rows.tolist()) >= set(range(36, 42))  # val/ comes last; of kind3 one is drawn
 
 
 def pictures(folder: Path, *classes: str) -> None:

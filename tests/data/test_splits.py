@@ -106,6 +106,33 @@ def test_the_held_out_images_of_a_class_do_not_depend_on_its_task() -> None:
     assert sorted(other.tolist()) != held[0]
 
 
+def test_images_that_are_for_validation_are_not_drawn() -> None:
+    """A class without any has a tenth of its training images drawn, as where no class has any."""
+    whole = collection([(20, 2)] * 4)
+    members = [np.flatnonzero((whole.labels == label) & ~whole.test) for label in range(4)]
+    val = torch.zeros(len(whole), dtype=torch.bool)
+    val[members[0][:5]] = val[members[2][3]] = True
+    marked = dataclasses.replace(whole, val=val)
+    made = cut(dataclasses.replace(marked, prepare=Preparation(flip=True)), [[2, 1], [3, 0]], ["a", "b"], 7)
+    drawn = {label: hold_out(members[label], label, 7)[1].tolist() for label in (1, 3)}
+    first, second = (rows(task) for task in made)
+    assert first["val"] == [members[2][3], *drawn[1]]
+    assert second["val"] == [*drawn[3], *members[0][:5]]
+    used = [*chain.from_iterable(first.values()), *chain.from_iterable(second.values())]
+    assert sorted(used) == list(range(len(whole)))
+    assert not val[first["train"]].any()
+
+
+def test_marks_for_validation_that_cannot_be_are_named() -> None:
+    whole = collection([(5, 1)] * 2)
+    with pytest.raises(DataError, match="12 test marks, but 3 for validation"):
+        dataclasses.replace(whole, val=torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(DataError, match="marks an image for both validation and testing"):
+        dataclasses.replace(whole, val=whole.test)
+    with pytest.raises(ValueError, match="class 'c0' has 0 training and 1 test images"):
+        cut(dataclasses.replace(whole, val=~whole.test), [[0, 1]], ["t"], 0)
+
+
 def test_written_groups_by_name_or_code() -> None:
     whole = collection([(5, 1)] * 5)
     assert named_groups(whole, [["c3", "n0"], ["c1", "c4"]]) == [[3, 0], [1, 4]]

@@ -34,7 +34,8 @@ class Treatment:
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """Which image files there are, what they show, and which are for testing. Boxes: left, top, right, bottom."""
+    """Which image files there are, what they show, and which are for testing, or for validation where the data say so.
+    Boxes: left, top, right, bottom."""
 
     base: Path
     files: tuple[str, ...]
@@ -43,6 +44,7 @@ class Listing:
     classes: tuple[str, ...]
     codes: tuple[str, ...] = ()
     boxes: npt.NDArray[np.float64] | None = None
+    val: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,8 @@ class Pixels:
 class Collection:
     """Images `(count, channels, height, width)` of bytes with a class each; `test` is true for the test images.
 
-    `codes` are the classes' names in their makers' own files (ImageNet's `n01443537`), where they differ.
+    `codes` are the classes' names in their makers' own files (ImageNet's `n01443537`), where they differ. `val` is true
+    for the validation images; where it is None, and of classes without any, they are drawn from the training images.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Collection:
     test: Tensor
     prepare: Preparation
     codes: tuple[str, ...] = ()
+    val: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not len(self.images) == len(self.labels) == len(self.test):
@@ -76,6 +80,10 @@ class Collection:
                 f"data set '{self.name}': {len(self.images)} images, {len(self.labels)} labels and {len(self.test)} "
                 "test marks; there must be one of each for every image"
             )
+        if self.val is not None and len(self.val) != len(self.test):
+            raise DataError(f"data set '{self.name}': {len(self.test)} test marks, but {len(self.val)} for validation")
+        if self.val is not None and bool((self.val & self.test).any()):
+            raise DataError(f"data set '{self.name}' marks an image for both validation and testing")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -12,7 +12,7 @@ from zeroforget.data.cache import decoded
 from zeroforget.data.collection import Collection, DataError, Listing, Progress, Treatment
 from zeroforget.data.paths import as_path
 from zeroforget.data.places import data_roots
-from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.readers.folder import check_parts, read_folder
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
 
 Root = str | PathLike[str] | None
@@ -79,8 +79,10 @@ def load(name: str, root: Root = None, progress: Progress | None = None, size: i
 def load_folder(
     path: str | PathLike[str], size: int = 224, progress: Progress | None = None, name: str | None = None
 ) -> Collection:
-    """A folder of class folders (or of `train` and `test` with class folders in them), resized to `size` square."""
+    """A folder of class folders (or of `train`, `test` and perhaps `val` with class folders in them), resized to `size`
+    square."""
     folder = as_path(path).expanduser()
+    check_parts(folder)
     entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, upright=True))
     try:
         return _collected(entry, folder, progress, official=False)
@@ -94,7 +96,8 @@ def _collected(entry: Source, folder: Path, progress: Progress | None, *, offici
         if entry.treatment is None:
             raise ValueError(f"data set '{entry.name}' is listed as files but says not how to treat them")
         images, codes = decoded(entry.name, read, entry.treatment, progress, official=official), read.codes
+        val = None if read.val is None else torch.from_numpy(read.val)
     else:
-        images, codes = torch.from_numpy(read.images), ()
+        images, codes, val = torch.from_numpy(read.images), (), None
     labels, test = torch.from_numpy(read.labels), torch.from_numpy(read.test)
-    return Collection(entry.name, read.classes, images, labels, test, entry.prepare, codes)
+    return Collection(entry.name, read.classes, images, labels, test, entry.prepare, codes, val)

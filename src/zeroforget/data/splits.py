@@ -53,35 +53,28 @@ def _shown(names: Sequence[str], most: int = 8) -> str:
 
 def cut(collection: Collection, groups: Sequence[Sequence[int]], names: Sequence[str], seed: int) -> tuple[Task, ...]:
     """One task for each group of classes; its labels are positions in the group. All share the collection's images."""
-    labels, test = collection.labels.numpy(), collection.test.numpy()
-    return tuple(_task(collection, labels, test, group, name, seed) for group, name in zip(groups, names, strict=True))
+    return tuple(_task(collection, group, name, seed) for group, name in zip(groups, names, strict=True))
 
 
-def _task(
-    collection: Collection, labels: Rows, test: npt.NDArray[np.bool_], group: Sequence[int], name: str, seed: int
-) -> Task:
-    train, val, final = [], [], []
-    for label in group:
-        members = np.flatnonzero(labels == label)
-        kept, held = hold_out(members[~test[members]], label, seed)
-        train.append(kept)
-        val.append(held)
-        final.append(members[test[members]])
+def _task(collection: Collection, group: Sequence[int], name: str, seed: int) -> Task:
+    parts = [_parts(collection, label, seed) for label in group]
+    train, val, test = (_split(collection, part) for part in zip(*parts, strict=True))
     classes = tuple(collection.classes[label] for label in group)
-    for index, part in enumerate(classes):
-        if not len(train[index]) or not len(final[index]):
-            raise ValueError(
-                f"data set '{collection.name}': class '{part}' has {len(train[index]) + len(val[index])} training and "
-                f"{len(final[index])} test images; each class needs some of both"
-            )
-    return Task(
-        name,
-        classes,
-        _split(collection, train),
-        _split(collection, val),
-        _split(collection, final),
-        collection.prepare,
-    )
+    return Task(name, classes, train, val, test, collection.prepare)
+
+
+def _parts(collection: Collection, label: int, seed: int) -> tuple[Rows, Rows, Rows]:
+    """Training, validation and test images of one class. Those for validation are drawn where the data name none."""
+    members = np.flatnonzero(collection.labels.numpy() == label)
+    test = collection.test.numpy()[members]
+    val = np.zeros_like(test) if collection.val is None else collection.val.numpy()[members]
+    train, final = members[~test & ~val], members[test]
+    if not len(train) or not len(final):
+        raise ValueError(
+            f"data set '{collection.name}': class '{collection.classes[label]}' has {len(train)} training and "
+            f"{len(final)} test images; each class needs some of both"
+        )
+    return (train, members[val], final) if val.any() else (*hold_out(train, label, seed), final)
 
 
 def hold_out(members: Rows, label: int, seed: int) -> tuple[Rows, Rows]:
