@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,6 +218,19 @@ def test_a_validation_folder_without_images_of_classes_is_not_passed_over(tmp_pa
         helpers.picture(tmp_path / "pets" / place / "0.jpg", 0)
     with pytest.raises(DataError, match="pets/val holds no images in class folders; repair or remove it"):
         load_folder(tmp_path / "pets", 8)
+
+
+def test_a_folder_that_is_not_there_is_told_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    for given, what in (("../gone", "missing"), ("file", "no folder")):
+        told = f"{tmp_path}/{given} is {what}; '{given}' is relative to the folder where the command is given"
+        with pytest.raises(DataError, match=f"^{re.escape(told)}, in an experiment's file too$"):
+            load(f"folder:{given}")
+    with pytest.raises(DataError, match=r"^/.*/gone is missing; name a folder of class folders$"):
+        load_folder(tmp_path / "gone")
 
 
 def test_a_folder_without_images_is_told(tmp_path: Path) -> None:

@@ -82,12 +82,21 @@ def load_folder(
     """A folder of class folders (or of `train`, `test` and perhaps `val` with class folders in them), resized to `size`
     square."""
     folder = as_path(path).expanduser()
+    if not folder.is_dir():
+        raise DataError(_no_folder(folder))
     check_parts(folder)
     entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, upright=True))
     try:
         return _collected(entry, folder, progress, official=False)
     except DataError as error:
         raise DataError(f"{error}; repair or remove it") from error
+
+
+def _no_folder(folder: Path) -> str:
+    what = f"{folder.absolute()} is {'no folder' if folder.exists() else 'missing'}"
+    if folder.is_absolute():
+        return f"{what}; name a folder of class folders"
+    return f"{what}; '{folder}' is relative to the folder where the command is given, in an experiment's file too"
 
 
 def _collected(entry: Source, folder: Path, progress: Progress | None, *, official: bool = True) -> Collection:
