@@ -70,6 +70,12 @@ def test_a_single_image_is_for_training(count: int, held: int) -> None:
     assert len(hold_out(np.arange(count), 0, 0)[1]) == held
 
 
+def test_a_task_of_classes_with_single_images_says_how_many_are_needed() -> None:
+    cut(collection([(1, 1), (2, 1)]), [[0, 1]], ["enough"], 0)[0].check()
+    with pytest.raises(ValueError, match=r"'few' has no val images; .*two training images for one of them to be kept"):
+        cut(collection([(1, 1)] * 2), [[0, 1]], ["few"], 0)[0].check()
+
+
 def rows(task: Task) -> dict[str, list[int]]:
     return {part: split.rows.tolist() for part in ("train", "val", "test") if (split := getattr(task, part))}
 

@@ -171,6 +171,9 @@ def _constants(
     return torch.tensor(mean, dtype=dtype, device=device), torch.tensor(std, dtype=dtype, device=device)
 
 
+_KEPT = ", or two training images for one of them to be kept for validation"
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """One thing to learn: named classes, and images to learn, choose and judge by."""
@@ -188,7 +191,8 @@ class Task:
             raise ValueError(f"task '{self.name}' has {len(self.classes)} class(es); a task needs at least 2")
         for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
             if not len(split):
-                raise ValueError(f"task '{self.name}' has no {part} images; give each class at least one")
+                more = _KEPT if part == "val" else ""
+                raise ValueError(f"task '{self.name}' has no {part} images; give each class at least one{more}")
             if split.labels.dim() != 1:
                 raise ValueError(
                     f"task '{self.name}': {part} labels are of shape {tuple(split.labels.shape)}; give one whole "
