@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -113,7 +115,7 @@ def test_mistakes_are_named(text: str, words: str, tmp_path: Path) -> None:
         ("own_1", "import no_such_thing\n", ValueError, "'own_1' was found, but imports 'no_such_thing', which is not"),
         ("own_2", "from torch import no_such_thing\n", ImportError, "cannot import name 'no_such_thing'"),
         ("own_3", "import torch\ntorch.no_such_thing\n", AttributeError, "module 'torch' has no attribute"),
-        ("own_4", "", ValueError, "cannot find 'own_4:Near': 'own_4' has no 'Near'"),
+        ("own_4", "", ValueError, r"cannot find 'own_4:Near': 'own_4' has no 'Near' \(it is /.*/own_4\.py\)$"),
     ],
 )
 def test_a_mistake_in_ones_own_module_is_not_taken_for_another_name(
@@ -124,6 +126,53 @@ def test_a_mistake_in_ones_own_module_is_not_taken_for_another_name(
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     (tmp_path / f"{name}.py").write_text(text)
     with pytest.raises(error, match=words):
+        load(BASE + f'methods = ["{name}:Near"]\n', tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("./own", "not its file, such as own:Near"),
+        (".own", "not its file, such as own:Near"),
+        ("./own.py", "not its file, such as own:Near"),
+        (".kit.own", "not its file, such as kit.own:Near"),
+        ("kit/own", "not its file, such as kit.own:Near"),
+        (".\\\\kit\\\\own.py", "not its file, such as kit.own:Near"),
+        ("{here}/kit/own.py", "not its file, such as kit.own:Near"),
+        ("../own", "current folder; change to {above} and give own:Near"),
+        ("{above}/own.py", "current folder; change to {above} and give own:Near"),
+        ("./v1.2/own", "current folder; change to {here}/v1.2 and give own:Near"),
+    ],
+)
+def test_a_module_that_is_given_by_its_path_is_told_by_its_name(
+    given: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"here": tmp_path, "above": tmp_path.parent}
+    for part in (f'[methods."{given}:Near"]\n', f'[methods.mine]\nmethod = "{given}:Near"\n'):
+        with pytest.raises(ValueError, match=f"{re.escape(words.format(**places))}$"):
+            load(BASE + part.format(**places), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "renamed"),
+    [("json", "json.py", "json.py"), ("json", "json/__init__.py", "json"), ("json.near", "json/near.py", "json")],
+)
+def test_a_module_whose_name_is_taken_is_told_to_be_renamed(
+    name: str, file: str, renamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    told = f"; rename {tmp_path / renamed}: another module has that name"
+    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+        load(BASE + f'methods = ["{name}:Near"]\n', tmp_path)
+
+
+@pytest.mark.parametrize(("name", "place"), [("json", json.__file__), ("sys", "a part of Python")])
+def test_where_a_module_was_found_is_told(name: str, place: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"'{name}' has no 'Near' \(it is {re.escape(place)}\)$"):
         load(BASE + f'methods = ["{name}:Near"]\n', tmp_path)
 
 

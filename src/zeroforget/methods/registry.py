@@ -10,6 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -62,9 +63,8 @@ def imported(name: str, kind: str) -> Any:
     A mistake inside the module is shown as Python shows it.
     """
     path, _, attribute = name.partition(":")
-    if path.endswith(".py"):
-        meant = path.removesuffix(".py").replace("/", ".")
-        raise ValueError(f"cannot find '{name}': give the module, not its file, such as {meant}:{attribute}")
+    if path.endswith(".py") or path.startswith(".") or "/" in path or "\\" in path:
+        raise ValueError(f"cannot find '{name}': {_by_name(path, attribute)}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -72,9 +72,12 @@ def imported(name: str, kind: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and not f"{path}.".startswith(f"{error.name}."):
             raise ValueError(f"'{path}' was found, but imports '{error.name}', which is not installed") from error
-        raise ValueError(f"cannot find '{name}': {error}; give it as package.module:{kind}") from error
+        what = _passed_over(path) or f"; give it as package.module:{kind}"
+        raise ValueError(f"cannot find '{name}': {error}{what}") from error
     if not hasattr(module, attribute):
-        raise ValueError(f"cannot find '{name}': '{path}' has no '{attribute}'{nearest(attribute, vars(module))}")
+        what = f"'{path}' has no '{attribute}'{nearest(attribute, vars(module))}"
+        place = next(iter(_places(module)), "a part of Python")
+        raise ValueError(f"cannot find '{name}': {what} (it is {place}){_passed_over(path)}")
     return getattr(module, attribute)
 
 
@@ -87,6 +90,37 @@ def code(name: str) -> str | None:
         return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
     except (TypeError, OSError):
         return None
+
+
+def _by_name(path: str, attribute: str) -> str:
+    """What to give in the place of a file's path, or of a name that is relative to another module's."""
+    file = path.replace("\\", "/").removesuffix(".py")
+    if "/" not in file:
+        file = file.lstrip(".").replace(".", "/")
+    here, place = Path.cwd(), Path(file).expanduser().resolve()
+    parts = place.relative_to(here).parts if place.is_relative_to(here) else ()
+    if parts and not any("." in part for part in parts):
+        return f"give the module, not its file, such as {'.'.join(parts)}:{attribute}"
+    return f"a module is looked for in the current folder; change to {place.parent} and give {place.name}:{attribute}"
+
+
+def _passed_over(path: str) -> str:
+    """What to do about a module in the current folder that was not taken, because another one has its name."""
+    first, *rest = path.split(".")
+    own = Path.cwd() / first
+    if not rest and not (own / "__init__.py").is_file():
+        own = own.with_name(f"{first}.py")
+    file = own.joinpath(*rest[:-1], f"{rest[-1]}.py") if rest else own
+    places = _places(sys.modules[first]) if first in sys.modules else []
+    if not file.exists() or any(Path(place).resolve().is_relative_to(own) for place in places):
+        return ""
+    return f"; rename {own}: another module has that name"
+
+
+def _places(module: ModuleType) -> list[str]:
+    """Where a module lies; nowhere if it is built into Python."""
+    file = getattr(module, "__file__", None)
+    return [file] if file else list(getattr(module, "__path__", ()))
 
 
 def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
