@@ -116,6 +116,16 @@ def test_a_damaged_archive_says_so(runs: tuple[Path, list[Results]], tmp_path: P
         archive.load(file)
 
 
+@pytest.mark.parametrize("words", [["table"], ["table", "--averages"], ["archive", "-o", "e.json"], ["report"]])
+def test_an_archive_without_runs_is_refused(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive.save([], tmp_path / "none.json")
+    told = CliRunner().invoke(app, [words[0], "none.json", *words[1:]])
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert str(told.exception) == "none.json holds no runs; get it again, or make it anew from the runs"
+    assert [path.name for path in tmp_path.iterdir()] == ["none.json"]
+
+
 def test_runs_say_the_command_without_the_paths_of_a_machine(runs: tuple[Path, list[Results]]) -> None:
     _, results = runs
     for each in results:

@@ -70,15 +70,18 @@ def is_archive(path: Path) -> bool:
 
 
 def load(path: Path) -> list[Results]:
-    """Read an archive."""
+    """Read an archive. One without runs is refused: nothing can be made of it."""
     remedy = "get it again, or make it anew from the runs"
     values = read_json(path, remedy)
     try:
-        return unpack(values)
+        found = unpack(values)
     except KeyError as error:
         raise damaged(path, f"it lacks {error}", remedy) from error
     except (ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise damaged(path, str(error), remedy) from error
+    if not found:
+        raise ValueError(f"{path} holds no runs; {remedy}")
+    return found
 
 
 def load_all(paths: Iterable[Path]) -> list[Results]:
