@@ -183,6 +183,17 @@ def test_what_a_process_says_is_heard_word_for_word(
     assert heard.words[3:] == [("run_done", configs[0], results(), False)]
 
 
+def test_of_a_traceback_the_last_line_is_told_as_it_comes(
+    configs: list[RunConfig], pipe: tuple[Connection, Connection]
+) -> None:
+    """All of it is the outcome, which is told at the end, once."""
+    heard, why = Heard(0.1), "Traceback (most recent call last):\n  in loss\nTypeError: a mistake"
+    child = parallel._Child(0, configs[0], Process(), pipe[0], why)  # type: ignore[arg-type]
+    assert child.ended(heard) == why
+    ((what, config, error),) = heard.words
+    assert (what, config, str(error)) == ("run_failed", configs[0], "TypeError: a mistake")
+
+
 def test_outcomes_stand_in_the_order_of_the_runs_whoever_ends_first(configs: list[RunConfig], started: Started) -> None:
     """The second ends at once and makes room for the third, which dies; the first ends last."""
     order = []

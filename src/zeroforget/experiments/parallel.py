@@ -155,7 +155,7 @@ class _Child:
         if isinstance(outcome, Results):
             watch.run_done(self.config, outcome, False)
         else:
-            watch.run_failed(self.config, ValueError(outcome))
+            watch.run_failed(self.config, ValueError(outcome.splitlines()[-1]))  # the whole of it is told at the end
         return outcome
 
 
