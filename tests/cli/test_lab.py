@@ -109,6 +109,23 @@ def test_costs_are_written_in_the_style_and_place_of_the_tables(tmp_path: Path) 
     assert (tmp_path / "costs.csv").read_text() == shown
 
 
+def test_the_ending_of_a_table_says_its_format(tmp_path: Path) -> None:
+    results().save(tmp_path / "runs")
+    words = ("table", tmp_path / "runs")
+    made = {}
+    for ending in (".md", ".tex", ".CSV", ".txt", ""):
+        zeroforget(*words, "-o", tmp_path / f"made{ending}")
+        made[ending] = (tmp_path / f"made{ending}").read_text()
+    for ending, style in ((".md", "markdown"), (".tex", "latex"), (".CSV", "csv")):
+        assert made[ending] == zeroforget(*words, "-f", style)
+    assert made[""] == made[".txt"] != made[".md"]
+    with pytest.raises(ValueError, match=r"ref\.png: tables are written as \.md, \.tex, \.csv or \.txt; give such"):
+        zeroforget(*words, "-o", tmp_path / "ref.png")
+    assert not (tmp_path / "ref.png").exists()
+    zeroforget(*words, "-o", tmp_path / "made.rst", "-f", "csv")
+    assert (tmp_path / "made.rst").read_text() == made[".CSV"]
+
+
 def test_report_reads_archives_and_leaves_out_their_curves(tmp_path: Path) -> None:
     study()[0].save(tmp_path / "runs" / "a")
     zeroforget("archive", tmp_path / "runs", "-o", tmp_path / "a.json")

@@ -18,7 +18,7 @@ Runs = Annotated[
     list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.", parser=as_path)
 ]
 Style = Literal["terminal", "markdown", "latex", "csv"]
-_STYLES: dict[str, Style] = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
+_STYLES: dict[str, Style] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "terminal", "": "terminal"}
 
 
 @app.command("run", rich_help_panel=LAB)
@@ -94,10 +94,10 @@ def table_command(
     from zeroforget.experiments import tables as made
     from zeroforget.experiments.disk import check_output
 
+    style = style or _style(output)
     if output is not None:
         check_output(output, "table", formats.is_table)
     results = finished(runs)
-    style = style or _STYLES.get(output.suffix.lower() if output else "", "terminal")
     paper = beside == "paper"
     tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
     more = formats.costs_text(made.cost_tables(results), style) if costs else ""
@@ -139,6 +139,13 @@ def finished(runs: list[Path]) -> list[Results]:
     if left := unfinished(runs):
         errors.print(f"not finished, so left out: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)
     return results
+
+
+def _style(output: Path | None) -> Style:
+    """What a file's ending says."""
+    if (ending := output.suffix.lower() if output else "") not in _STYLES:
+        raise ValueError(f"{output}: tables are written as .md, .tex, .csv or .txt; give such an ending, or --format")
+    return _STYLES[ending]
 
 
 def _put(text: str, output: Path | None) -> None:
