@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.memory import peak
-from benchmarks.steps import CLASSES, contestants, facts_of, sgd, step_of
+from benchmarks.steps import CLASSES, Work, contestants, facts_of, sgd, step_of
 from benchmarks.timing import captured, medians
 from zeroforget.core.grow import grow
 from zeroforget.data import Split, Task, scenario
@@ -26,10 +26,10 @@ Row = tuple[str, float]
 
 
 SIZES = {
-    "VGG-16, 64×64": ("vgg16-tiny", [3, 64, 64], 1.0, 16),
-    "AlexNet, 224×224": ("alexnet", [3, 224, 224], 1.0, 16),
-    "VGG-16, quarter width, 32×32": ("vgg16-tiny", [3, 32, 32], 0.25, 32),
-    "AlexNet, half width, 64×64": ("alexnet", [3, 64, 64], 0.5, 32),
+    "VGG-16, 64×64": ("vgg16-tiny", (3, 64, 64), 1.0, 16),
+    "AlexNet, 224×224": ("alexnet", (3, 224, 224), 1.0, 16),
+    "VGG-16, quarter width, 32×32": ("vgg16-tiny", (3, 32, 32), 0.25, 32),
+    "AlexNet, half width, 64×64": ("alexnet", (3, 64, 64), 0.5, 32),
 }
 """Name, shape, width and batch: the paper's networks on small batches, and small networks."""
 
@@ -38,10 +38,8 @@ def step_ratios(device: str) -> Iterator[Row]:
     """A step of each kind against a step of fine-tuning."""
     for title, (network, shape, width, batch) in SIZES.items():
         for frozen in (0.95, 0.5):
-            args = argparse.Namespace(
-                network=network, shape=shape, width=width, batch=batch, device=device, align=[8], channels_last=False
-            )
-            times = medians(contestants(args, frozen, False), rounds=7, enough=20.0)
+            work = Work(network, shape, width, batch, device, align=[8])
+            times = medians(contestants(work, frozen, False), rounds=7, enough=20.0)
             for name, ms in times.items():
                 if name != "finetuning":
                     yield f"{title}; {frozen:.0%} frozen: {name} / finetuning", ms / times["finetuning"]

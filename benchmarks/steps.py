@@ -8,8 +8,9 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,23 +81,38 @@ class Floor(nn.Module):
         return out
 
 
-def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str, Step]:
+@dataclass(frozen=True)
+class Work:
+    """What a step works on: a network by name, its images, where, and the widths that growing networks keep to."""
+
+    network: str
+    shape: Sequence[int]
+    width: float
+    batch: int
+    device: str
+    align: Sequence[int]
+    channels_last: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def contestants(work: Work, frozen: float, bf16: bool) -> dict[str, Step]:
     """Every side of the comparison, captured. "first task" is fine-tuning by our own operators: all is newborn; "quick"
     is a step as our training loop records it on a GPU, with twins of common operators."""
     torch.manual_seed(0)
-    device: str = args.device
-    shape: tuple[int, int, int] = tuple(args.shape)
-    x = torch.randn(args.batch, *shape, device=device)
-    y = torch.randint(CLASSES, (args.batch,), device=device)
-    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    device = work.device
+    channels, high, wide = work.shape
+    shape = (channels, high, wide)
+    x = torch.randn(work.batch, *shape, device=device)
+    y = torch.randint(CLASSES, (work.batch,), device=device)
+    layout = torch.channels_last if work.channels_last else torch.contiguous_format
     x = x.contiguous(memory_format=layout)
 
     def plain() -> tuple[nn.Module, nn.Linear]:
-        net = _laid_out(build(args.network, shape, width=args.width, **args.options).to(device), layout)
+        net = _laid_out(build(work.network, shape, width=work.width, **work.options).to(device), layout)
         return net, nn.Linear(_features(net, x), CLASSES, device=device)
 
     def growing(fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
-        grown = copy.deepcopy(_grown(args.network, shape, args.width, fn, tuple(args.options.items())))
+        grown = copy.deepcopy(_grown(work.network, shape, work.width, fn, tuple(work.options.items())))
         born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
         grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
         if tasks > 1:
@@ -119,7 +135,7 @@ def contestants(args: argparse.Namespace, frozen: float, bf16: bool) -> dict[str
     enter("first task", growing("none", 1, tasks=1), True, "old")
     enter("floor", Floor(*plain()), False)
     enter("naive", NaiveMasks(*plain(), frozen), True)
-    for align in args.align:
+    for align in work.align:
         for fn in ("none", "reused"):
             name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
             enter(name, growing(fn, align), True, "new")
@@ -165,10 +181,11 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
+    work = Work(**{each.name: getattr(args, each.name) for each in fields(Work)})
     rows = []
     for precision in args.precision.split(","):
         for frozen in args.frozen:
-            times = medians(contestants(args, frozen, precision == "bf16"), rounds=args.rounds)
+            times = medians(contestants(work, frozen, precision == "bf16"), rounds=args.rounds)
             base = times["finetuning"]
             for name, ms in times.items():
                 rows.append({"precision": precision, "frozen": frozen, "step": name, "ms": ms, "ratio": ms / base})
