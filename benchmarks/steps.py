@@ -162,6 +162,13 @@ def _features(net: nn.Module, x: Tensor) -> int:
         return int(net(x[:2]).shape[1])
 
 
+def hurry() -> None:
+    """Let the libraries round to tf32 and try out algorithms, for all sides."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+
+
 def main() -> None:
     """Measure and print a table of ratios; write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -178,9 +185,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
+    hurry()
     work = Work(**{each.name: getattr(args, each.name) for each in fields(Work)})
     rows = []
     for precision in args.precision.split(","):
