@@ -31,11 +31,11 @@ def task(number: int) -> Task:
     return Task(f"t{number}", ("dark", "light"), parts[0], parts[1], parts[2], prepare)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_it_grows_with_a_normalization_for_each_task_and_keeps_every_bit(dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "precision"), [(0.0, "bf16"), (0.5, "float32")])
+def test_it_grows_with_a_normalization_for_each_task_and_keeps_every_bit(dropout: float, precision: str) -> None:
     experiment = Experiment.load(FILE)
     options = experiment.network.options | {"width": 0.06, "dropout": dropout}
-    regime = replace(experiment.regime, epochs=3, batch_size=16, device="cpu")
+    regime = replace(experiment.regime, epochs=3, batch_size=16, device="cpu", precision=precision)
     choice = next(choice for choice in experiment.methods if choice.label == "tfm")
     with seeded("init"):
         net = nets.build(experiment.network.name, (3, 16, 16), **options)
