@@ -12,6 +12,7 @@ from zeroforget.experiments.results import Results
 from zeroforget.methods import registry
 
 SETUP = ("method", "scenario", "search")
+"""What a run's `setup` holds: parts of its configuration that runs of earlier versions did not write down."""
 PLACES = {"device", "capture"}
 """Of a regime, what says where and how a run computes, not what."""
 
@@ -34,7 +35,7 @@ def check_alike(method: str, runs: Sequence[Results]) -> None:
     """Refuse runs of one method that differ in more than the seed, or not in that."""
     check_seeds(method, runs)
     for other in runs[1:]:
-        for name in ("method", "options", "regime", "scenario", "search", "tasks"):
+        for name in (*SETUP, "options", "regime", "tasks"):
             then, now = (in_force(each, name) for each in (runs[0], other))
             if None not in (then, now) and then != now:
                 raise ValueError(

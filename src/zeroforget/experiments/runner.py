@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, Task
+from zeroforget.experiments.alike import SETUP
 from zeroforget.experiments.datafacts import describe
 from zeroforget.experiments.disk import damaged, room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
@@ -380,7 +381,7 @@ class _Run:
             growth={axis: [r["growth"][axis] for r in records] for axis in records[-1]["growth"]},
             unchanged=records[-1]["unchanged"],
             environment=self.environment,
-            setup={name: config[name] for name in ("method", "scenario", "search")},
+            setup={name: config[name] for name in SETUP},
         )
 
 

@@ -51,15 +51,7 @@ def results_table(group: Group, methods: Sequence[str]) -> str:
 
 def cost_table(group: Group, methods: Sequence[str]) -> str:
     """What each method needs: parameters, memory beside them, epochs and time."""
-    head = [
-        "Method",
-        "Logits unchanged",
-        "Parameters",
-        "Overhead, serving",
-        "Overhead, learning",
-        "Epochs",
-        "Time",
-    ]
+    head = ["Method", "Logits unchanged", "Parameters", "Overhead, serving", "Overhead, learning", "Epochs", "Time"]
     rows = [
         [
             _method(entry, methods),
