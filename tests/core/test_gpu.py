@@ -17,6 +17,7 @@ from tests.core.kernel_twins import (
     compare,
     compare_networks,
     compare_norms,
+    compare_passes,
     compare_plain,
     compare_pooling,
     drift,
@@ -61,6 +62,11 @@ def test_plain_networks_learn_by_the_kernels_what_they_learn_without() -> None:
     with tf32(False):
         compare_plain("cuda")
     drift("cuda")
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
+def test_passes_over_weights_compute_what_the_formulas_say() -> None:
+    compare_passes("cuda")
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:

@@ -22,6 +22,7 @@ WORK = {
     "pooling": "[compare_pooling(c, d) for c in (5, 16, 27) for d in (torch.float32, torch.bfloat16)]",
     "norms": "[compare_norms(r, c, d) for r, c in ((2, 5), (40, 70)) for d in (torch.float32, torch.bfloat16)]",
     "parts": "gpu._PROGRAMS = 2; compare_norms(300, 24, torch.float32); gpu._PROGRAMS = 528; drift()",
+    "weights": "compare_passes()",
     "networks": "compare_networks(), compare_plain(), keep_room()",
 }
 

@@ -219,8 +219,8 @@ def test_features_that_are_kept_get_no_gates_and_are_held_after_the_first_task()
     method.hold()
     method.before_step(0.5)
     held = method.held()
-    torch.testing.assert_close(held["4.bias"], torch.ones(16))
-    torch.testing.assert_close(held["9.weight"], method._used[8:, None].expand(32, 64))
+    torch.testing.assert_close(held["4.bias"].share, torch.ones(16))
+    torch.testing.assert_close(held["9.weight"].share, method._used[8:, None].expand(32, 64))
 
 
 def test_overhead_is_a_float_per_feature_and_task() -> None:
@@ -242,7 +242,7 @@ def test_weight_decay_pulls_neither_at_what_is_held_nor_at_the_gates(momentum: f
     method.hold()
     method._decay = 0.1
     method.clip = math.inf
-    held = method.held()
+    held = {name: each.share for name, each in method.held().items()}
     before = {name: p.detach().clone() for name, p in method.net.named_parameters()}
     gates = method.embeddings[-1].detach().clone()
     optimizer = torch.optim.SGD(method.trainable(), lr=0.5, momentum=momentum, weight_decay=0.1)

@@ -12,6 +12,7 @@ from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lwf import Lwf, distillation
+from zeroforget.methods.teacher import Features, _standing
 from zeroforget.training import Regime
 
 
@@ -65,6 +66,36 @@ def test_the_teacher_is_the_network_before_and_is_gone_afterwards() -> None:
     assert not method._teacher
     assert not any("teacher" in name for name in method.state_dict())
     assert method.overhead().training >= 32 * sum(p.numel() for p in method.net.parameters())
+
+
+def test_a_teacher_of_lower_precision_answers_the_same_bits() -> None:
+    """Under mixed precision, where its layers would be brought into it in every step."""
+    net = helpers.normed_net().eval()
+    teacher, x = _standing(net, "cpu", half=True), torch.randn(9, 1, 8, 8)
+    assert {p.dtype for p in teacher.parameters()} == {torch.bfloat16, torch.float32}
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(teacher(x), net(x))
+    assert {p.dtype for p in _standing(net, "cpu", half=False).parameters()} == {torch.float32}
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["lwf", "lfl"])
+def test_mixed_precision_learns_with_such_a_teacher(name: str) -> None:
+    first, second, _ = helpers.tasks()
+    method = helpers.make(name)
+    for task in (first, second):
+        helpers.learn(method, task, regime=Regime(lr=0.05, epochs=6, batch_size=16, precision="bf16"))
+    assert helpers.score(method, 1, second) > 0.6
+
+
+def test_heads_of_as_many_classes_are_distilled_each_by_itself() -> None:
+    method = Lwf(linear_net(), helpers.EXAMPLE, strength=3.0, temperature=2.0)
+    for number, classes in enumerate((3, 2, 3, 3, 2)):
+        method.add_task(TaskSpec(str(number), classes))
+    now, before = torch.randn(7, 6), torch.randn(7, 6)
+    found = method.departure(Features(now, now), before, 4, 7)
+    each = [distillation(head(now), head(before), 2.0) for head in method.heads[:4]]
+    torch.testing.assert_close(found, 3.0 * torch.stack(each).sum(0))
 
 
 def test_forgets_less_than_fine_tuning() -> None:

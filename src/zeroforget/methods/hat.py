@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from zeroforget.core.axes import find_axes
 from zeroforget.core.labels import Concat, Label, Named, Product
+from zeroforget.core.passes import Gradient, Held, free_squares, restrain
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
@@ -86,8 +87,7 @@ class Hat(Method):
         self._decay = 0.0
         self._bound = clip
         self._one_step = False
-        self._free: dict[str, Tensor] = {}
-        self._share: dict[str, Tensor] = {}
+        self._held: dict[str, Held] = {}
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -151,8 +151,7 @@ class Hat(Method):
     def hold(self) -> None:
         """From now on hold what the tasks before the newest need."""
         self._used = self.used()
-        self._share = self.held() if len(self.specs) > 1 else {}
-        self._free = {name: 1 - share for name, share in self._share.items()}
+        self._held = self.held() if len(self.specs) > 1 else {}
 
     def before_step(self, done: float) -> None:
         """Gates become steeper within each epoch (eq. 3); where that is one step, they are steep at once."""
@@ -169,35 +168,43 @@ class Hat(Method):
     @torch.no_grad()
     def after_backward(self) -> None:
         """Hold what old tasks use, and undo what steep gates do to the gradient of their embeddings."""
-        for name, free in self._free.items():
-            if (gradient := self.net.get_parameter(name).grad) is not None:
-                gradient *= free  # eq. (2)
         e = self.embeddings[-1]
         if e.grad is not None:
             e.grad *= compensation(e, self.get_buffer("steepness"), self.smax)  # eq. (4)
-        nn.utils.clip_grad_norm_([p for p in self.trainable() if p.grad is not None], self._bound)
-        if self._decay:
-            self._spare()
+        held = self._gradients()
+        mine = {id(weight) for _, weight, _ in held}
+        others = [p.grad for p in self.trainable() if p.grad is not None and id(p) not in mine]
+        norm = nn.utils.get_total_norm(others)
+        if held:
+            norm = (norm.square() + free_squares(held)).sqrt()
+        scale = (self._bound / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(others, scale)
+        # Weight decay comes with the optimizer's step and would pull at what is held, and at the gates: as much is
+        # taken from their gradients beforehand, so that eq. (2) holds for the whole step.
+        restrain(held, scale, self._decay)
+        if self._decay and e.grad is not None:
+            e.grad.sub_(e, alpha=self._decay)
 
-    def _spare(self) -> None:
-        """Weight decay comes with the optimizer's step and would pull at what is held, and at the gates: take as much
-        from their gradients beforehand, so that eq. (2) holds for the whole step."""
-        shares = [(self.net.get_parameter(name), share) for name, share in self._share.items()]
-        for parameter, share in [*shares, (self.embeddings[-1], torch.ones_like(self.embeddings[-1]))]:
-            if parameter.grad is not None:
-                parameter.grad.addcmul_(share, parameter, value=-self._decay)
+    def _gradients(self) -> list[Gradient]:
+        """Those of what is held."""
+        weights = ((self.net.get_parameter(name), held) for name, held in self._held.items())
+        return [(weight.grad, weight, held) for weight, held in weights if weight.grad is not None]
 
-    def held(self) -> dict[str, Tensor]:
+    def held(self) -> dict[str, Held]:
         """How firmly each parameter is held: the least of what old tasks need of the features that it joins."""
         gates = self.by_axis(self._used)
-        out = {}
-        for name, labels in self.labels.items():
-            share = self._used.new_ones(())
-            for dim, label in enumerate(labels):
-                along = gates_of(label, gates, self._used)
-                share = torch.minimum(share, along.view(-1, *(1,) * (len(labels) - dim - 1)))
-            out[name] = share
-        return out
+        return {
+            name: self._firmly([gates_of(label, gates, self._used) for label in labels])
+            for name, labels in self.labels.items()
+        }
+
+    def _firmly(self, along: Sequence[Tensor]) -> Held:
+        """From what is needed along each dimension."""
+        one = self._used.new_ones(())
+        rest = one
+        for dim, needed in enumerate(along[1:], 2):
+            rest = torch.minimum(rest, needed.view(-1, *(1,) * (len(along) - dim)))
+        return Held(along[0] if along else one, rest)
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from zeroforget.core import passes
 from zeroforget.core.trace import in_eval
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits
@@ -172,24 +173,22 @@ def _key(name: str) -> str:
     return name.replace(".", "/")  # a buffer's name may not hold a dot
 
 
-class _Spring(torch.autograd.Function):
-    """Σ k (θ − θ*)². A network's weights may be most of a step's memory traffic: autograd would pass over them twice as
-    often."""
+class _Springs(torch.autograd.Function):
+    """Σ k (θ − θ*)² over all θ. A network's weights may be most of a step's memory traffic: autograd would pass over
+    them twice as often."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, anchor: Tensor, firmness: Tensor) -> Tensor:
-        away = theta - anchor
-        force = firmness * away
-        ctx.save_for_backward(force)
-        order = (0, 2, 3, 1) if theta.dim() == 4 else range(theta.dim())  # as it may lie in memory: no copy
-        flat = [t.permute(*order).reshape(-1) for t in (force, away)]
-        return torch.dot(*flat)
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        third = len(given) // 3
+        forces, total = passes.spring(given[:third], given[third : 2 * third], given[2 * third :])
+        ctx.save_for_backward(*forces)
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (force,) = ctx.saved_tensors
-        return 2 * g * force, None, None
+        forces = ctx.saved_tensors
+        return (*torch._foreach_mul(forces, 2 * g), *[None] * (2 * len(forces)))
 
 
 class Anchored(Method):
@@ -237,11 +236,12 @@ class Anchored(Method):
 
     def pull(self, strength: float) -> Tensor:
         """strength · Σ Ω (θ − θ*)²."""
-        parts: list[Tensor] = [
-            _Spring.apply(p, self.anchor[n], self.firmness(n, strength))  # type: ignore[no-untyped-call]
-            for n, p in self.weights().items()
-        ]
-        return torch.stack(parts).sum() if parts else self.get_buffer("example").new_zeros(())
+        weights = self.weights()
+        if not weights:
+            return self.get_buffer("example").new_zeros(())
+        held = [*(self.anchor[name] for name in weights), *(self.firmness(name, strength) for name in weights)]
+        total: Tensor = _Springs.apply(*weights.values(), *held)  # type: ignore[no-untyped-call]
+        return total
 
     def consolidate(self, importance: Mapping[str, Tensor]) -> None:
         """After a task: the new importance, and an anchor where the weights now are."""
