@@ -5,6 +5,8 @@ validate after every epoch and keep the best weights. How busy the GPU is comes 
 least one kernel runs, over all of it. `--kernels 20` prints on what each loop spends that time. `--experiment FILE`
 takes network, regime and augmentation from an experiment's file, without the plainest loop, which knows none of it.
 
+`--also hat,ewc` measures these methods in their second task, where they hold on to the first.
+
 TFM learns its second task: 5 % of the features after 55 %, at the widths as they come and at multiples of 8, and 15 %
 after 85 %, where the network is as wide as the one that is fine-tuned (less than 15 % would leave narrow layers without
 new features, if these come in eights).
@@ -97,13 +99,13 @@ class Ours:
 
 
 def ours(args: argparse.Namespace, tasks: list[Task], loop: Ours, epochs: int) -> list[float]:
-    """The newest task's epochs; a growing method learns one before it, for a single epoch."""
+    """The newest task's epochs. Of two the first is learned for a single epoch; for fine-tuning one is as good."""
     net, example = build(args.network, tuple(args.shape), **args.options), torch.zeros(2, *args.shape)
     with seeded("net"):
         method = registry.build(loop.method, net, example, **loop.options)
     method.to(args.device)
     regime = replace(args.regime, capture=loop.capture)
-    learned = tasks if method.grows else tasks[:1]
+    learned = tasks[:1] if loop.method == "finetuning" else tasks
     for task in learned:
         asked = {"epochs": epochs} if task is learned[-1] else {"epochs": 1, "warmup": 0.0}
         log = method.learn(task, Fit(replace(regime, patience=1000, **asked)))
@@ -147,6 +149,10 @@ def loops(args: argparse.Namespace) -> dict[str, Ours]:
     found["TFM, recorded, widths at multiples of 8"] = Ours("tfm", True, {"align": 8})
     found["TFM, recorded, widths at multiples of 8, the last 15 %"] = Ours("tfm", True, wide)
     found |= {"fine-tuning": Ours("finetuning", False), "TFM": Ours("tfm", False)}
+    for name in args.also:
+        # What is counted after a task is not measured: few images will do.
+        few = {"samples": 64} if "samples" in registry.options(registry.find(name)[0]) else {}
+        found[f"{name}, recorded"] = Ours(name, True, few)
     on_gpu = args.device.startswith("cuda")
     return {name: loop for name, loop in found.items() if args.only in name and (on_gpu or not loop.capture)}
 
@@ -188,6 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="only loops with this in their name, beside the plainest")
+    parser.add_argument("--also", type=lambda s: s.split(","), default=[], help="more methods, by a comma between them")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each loop, the longest first")
     parser.add_argument("--experiment", type=Path, help="take network, regime and augmentation from this file")
     parser.add_argument("--out", type=Path)

@@ -5,8 +5,9 @@
 
 Each is `zeroforget run experiments/NAME.toml --methods METHOD` in a process of its own, begun in the order given (the
 longest first). `NAME:METHOD@12` is begun only in the first twelve minutes: later it would not come to its end, and only
-slow the others down. Whenever one ends, all finished runs of its experiment are written to `--results` as one small
-file. When the time is over the rest are stopped; the same command goes on with them where they were.
+slow the others down. `--set KEY=VALUE` changes a value for all of them. Whenever one ends, all finished runs of its
+experiment are written to `--results` as one small file. When the time is over the rest are stopped; the same command
+goes on with them where they were.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Job:
     def start(self, args: argparse.Namespace) -> subprocess.Popen[bytes]:
         """Begin it; what it says goes to a file beside its runs."""
         words = ["run", f"experiments/{self.experiment}.toml", "--methods", self.method, "--out", str(args.out)]
+        words += [word for change in args.set for word in ("--set", change)]
         words += ["--device", args.device] if args.device else []
         words += ["--data-root", str(args.data_root)] if args.data_root else []
         args.out.mkdir(parents=True, exist_ok=True)
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="+", type=Job.parse, metavar="NAME:METHOD[@MINUTES]")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `zeroforget run`")
     parser.add_argument("--device")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs"))

@@ -35,14 +35,22 @@ def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     for name, epochs in (("short", 1), ("long", 100_000)):
         (tmp_path / "experiments" / f"{name}.toml").write_text(TOML.format(epochs=epochs))
     return argparse.Namespace(
-        minutes=10.0, parallel=2, device=None, data_root=None, out=tmp_path / "runs", results=tmp_path / "finished"
+        minutes=10.0,
+        parallel=2,
+        set=["regime.batch_size=40"],
+        device=None,
+        data_root=None,
+        out=tmp_path / "runs",
+        results=tmp_path / "finished",
     )
 
 
 def test_what_ends_is_written_down(args: argparse.Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [Job.parse("short:finetuning"), Job.parse("short:freezing")]
     assert pool.run(jobs, args) == []
-    assert {run.method for run in archive.load(args.results / "short.json")} == {"finetuning", "freezing"}
+    found = archive.load(args.results / "short.json")
+    assert {run.method for run in found} == {"finetuning", "freezing"}
+    assert {run.regime["batch_size"] for run in found} == {40}
     said = capsys.readouterr().out
     assert said.index("finetuning begins") < said.index("freezing begins")
     assert said.count("is finished") == 2
