@@ -22,6 +22,7 @@ from tests.core.kernel_twins import (
     compare_pooling,
     drift,
 )
+from tests.methods.kernel_steps import compare_methods
 from zeroforget.core import kernels
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
@@ -66,7 +67,9 @@ def test_plain_networks_learn_by_the_kernels_what_they_learn_without() -> None:
 
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
 def test_passes_over_weights_compute_what_the_formulas_say() -> None:
-    compare_passes("cuda")
+    with tf32(False):
+        compare_passes("cuda")
+        compare_methods("cuda")
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:

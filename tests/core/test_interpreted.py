@@ -22,14 +22,15 @@ WORK = {
     "pooling": "[compare_pooling(c, d) for c in (5, 16, 27) for d in (torch.float32, torch.bfloat16)]",
     "norms": "[compare_norms(r, c, d) for r, c in ((2, 5), (40, 70)) for d in (torch.float32, torch.bfloat16)]",
     "parts": "gpu._PROGRAMS = 2; compare_norms(300, 24, torch.float32); gpu._PROGRAMS = 528; drift()",
-    "weights": "compare_passes()",
+    "weights": "compare_passes(), compare_methods()",
     "networks": "compare_networks(), compare_plain(), keep_room()",
 }
 
 
 @pytest.mark.parametrize("work", WORK)
 def test_the_kernels_compute_what_their_twins_do(work: str) -> None:
-    script = f"import torch; from tests.core.kernel_twins import *; from zeroforget.core import gpu; {WORK[work]}"
+    script = "import torch; from tests.core.kernel_twins import *; from tests.methods.kernel_steps import *; "
+    script += f"from zeroforget.core import gpu; {WORK[work]}"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True)
