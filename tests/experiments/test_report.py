@@ -208,6 +208,25 @@ def test_every_chart_has_the_figures_of_its_own_task_and_method() -> None:
     assert [row[1:] for row in added] == [["4", "3", "4"], ["3", "7", "7"]]
 
 
+def test_a_method_that_waits_for_later_tasks_has_no_figures_before() -> None:
+    """What an untrained network answers is no result, and would squeeze all others into the top of a chart."""
+    waits, tfm = run("joint", tasks=3), run("tfm", tasks=3)
+    for t in range(2):
+        waits.logs[t] |= {"epochs": [], "best": -1, "stopped": "waits for task 3"}
+        waits.accuracy[t][:] = [0.05] * (t + 1)
+    (group,) = gather.groups([waits, tfm])
+    joint, other = group.entries
+    assert [(row["method"], row["after"]) for row in gather.averages(group)] == [
+        ("Joint", 3), ("TFM", 1), ("TFM", 2), ("TFM", 3),
+    ]  # fmt: skip
+    assert [row["after"] for row in gather.of_task(group, 1) if row["method"] == "Joint"] == [3]
+    assert [(row["t"], row["k"]) for row in gather.matrix(group, joint)] == [(3, 1), (3, 2), (3, 3)]
+    assert len(gather.matrix(group, other)) == 6
+    told = "Drawn from where its training begins, for it waits for later tasks: Joint."
+    assert told in words(page([waits, tfm]))
+    assert "for it waits" not in words(page([tfm]))
+
+
 def test_a_single_task_has_nothing_to_prove() -> None:
     assert "TFM : not checked" in words(page([run("tfm", tasks=1)]))
 

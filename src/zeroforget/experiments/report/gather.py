@@ -31,6 +31,12 @@ class Entry:
         """The seeds it was run with."""
         return [run.seed for run in self.runs]
 
+    @property
+    def learned(self) -> list[int]:
+        """The places of the tasks that were trained in their turn. Where one waits for a later task instead, the
+        network knows nothing of it yet, and its figures mean nothing."""
+        return [place for place, trained in enumerate(self.runs[0].trained) if trained]
+
     def over_seeds(self, figure: Callable[[Results], float]) -> tuple[float, float]:
         """Mean and standard deviation of a figure over the seeds."""
         values = [figure(run) for run in self.runs]
@@ -111,8 +117,8 @@ def averages(group: Group) -> list[Row]:
     """The mean accuracy over the tasks so far, after each task."""
     rows: list[Row] = []
     for entry in group.entries:
-        for t, name in enumerate(group.tasks):
-            rows += _point(entry, [run.averages[t] for run in entry.runs], after=t + 1, name=name)
+        for t in entry.learned:
+            rows += _point(entry, [run.averages[t] for run in entry.runs], after=t + 1, name=group.tasks[t])
     return rows
 
 
@@ -120,7 +126,7 @@ def of_task(group: Group, k: int) -> list[Row]:
     """The accuracy on task k, after it was learned and after each later one."""
     rows: list[Row] = []
     for entry in group.entries:
-        for t in range(k, len(group.tasks)):
+        for t in (t for t in entry.learned if t >= k):
             rows += _point(entry, [run.accuracy[t][k] for run in entry.runs], after=t + 1, name=group.tasks[t])
     return rows
 
@@ -136,11 +142,11 @@ def _point(entry: Entry, shares: Sequence[float], **facts: Any) -> list[Row]:
 def matrix(group: Group, entry: Entry) -> list[Row]:
     """The accuracy on task k after task t, averaged over seeds."""
     rows = []
-    for t, after in enumerate(group.tasks):
+    for t in entry.learned:
         for k, task in enumerate(group.tasks[: t + 1]):
             value = 100 * mean([run.accuracy[t][k] for run in entry.runs])
             if math.isfinite(value):
-                rows.append({"t": t + 1, "k": k + 1, "after": after, "task": task, "value": value})
+                rows.append({"t": t + 1, "k": k + 1, "after": group.tasks[t], "task": task, "value": value})
     return rows
 
 

@@ -49,7 +49,9 @@ def _over_tasks(group: Group, book: Book, _: str) -> str:
         rows,
         f"Line chart: average accuracy over the tasks learned so far, after each task. At the end: {told}",
     )
-    html = _figure(book.box(name, 300), "Average accuracy over the tasks learned so far", "")
+    wait = [entry.label for entry in group.entries if len(entry.learned) < len(group.tasks)]
+    note = f"Drawn from where its training begins, for it waits for later tasks: {', '.join(wait)}." if wait else ""
+    html = _figure(book.box(name, 300), "Average accuracy over the tasks learned so far", note)
     html += "<h3>Each task, as later ones are learned</h3><p class='note'>A level line is a task that is kept.</p>"
     each = [gather.of_task(group, k) for k in range(len(group.tasks))]
     small = charts.accuracy(book.style, len(each), gather.lowest(each), height=150, y_title="accuracy (%)")
