@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,10 +51,13 @@ class GrowingNetwork(nn.Module):
         self._births: dict[str, Tensor] = {axis: torch.zeros(0, dtype=torch.int64) for axis in axes.sizes}
         self._shares: list[dict[str, float]] = []
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
+        # Other threads may ask for earlier tasks at any time; while the network changes its form they wait.
+        self._lock = threading.RLock()
         self.heads = nn.ModuleList()
         self._begun: Begun | None = None  # of the newest head
         body, self.loose, self._homes = live(net, axes, fn)
         self.extras = nn.ModuleList()
+        self._noted: list[own.Numbers] = []
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net),)
         self._channels_last = layout_of(net) == torch.channels_last
@@ -172,6 +176,7 @@ class GrowingNetwork(nn.Module):
                 tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
         if self.history:
             self.extras.append(own.kept(self.body))
+            self._noted.append(own.noted(self.body))
         widths = self._widths(task)
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
@@ -211,7 +216,7 @@ class GrowingNetwork(nn.Module):
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
         self._resize(task - 1)
-        own.put_back(self.body, self.extras[-1])
+        own.put_back(self.body, self.extras[-1], self._noted.pop())
         del self.extras[-1]
         self.history.pop()
         self._shares.pop()
@@ -299,9 +304,13 @@ class GrowingNetwork(nn.Module):
 
         It shares nothing with this one. What it answers today it answers for ever.
         """
-        number = self.number(task)
-        if number == len(self.history) - 1:
-            warn_if_untouched(self.heads, self._begun, self.tasks)
+        with self._lock:
+            number = self.number(task)
+            if number == len(self.history) - 1:
+                warn_if_untouched(self.heads, self._begun, self.tasks)
+            return self._cut(number)
+
+    def _cut(self, number: int) -> nn.Module:
         features = copy.deepcopy(self._skeleton[0])
         made: dict[int, nn.Module] = {}
         widths = self._widths(number)
@@ -323,6 +332,14 @@ class GrowingNetwork(nn.Module):
         """A short name for every bit of the state dict of `dense(task)`: written down when a task is learned, it tells
         later whether anything has changed there."""
         return fingerprint(self.dense(task))
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """What torch's DistributedDataParallel shall leave alone: all that is frozen. It would send the first process'
+        buffers to all others in every step, and an old task's statistics are each process' own."""
+        norms = [norm.tasks[-1] for norm in self._norms() if len(norm.tasks)]
+        moving = {id(b) for norm in norms for b in norm.buffers()} | {id(b) for _, b in own.buffers(self.body)}
+        return [name for name, buffer in self.named_buffers() if id(buffer) not in moving]
 
     # Inside ----------------------------------------------------------------------------------------------------
 
@@ -406,6 +423,7 @@ class GrowingNetwork(nn.Module):
                     module._buffers[name] = None
                 else:
                     set_tensor(module, name, value.clone())
+            own.note(module, own.noted_by(live) if kept is None else self._noted[task].get(path, {}))
         for attribute, value in self._numbers(path, module, widths).items():
             setattr(module, attribute, value)
         return module
@@ -421,14 +439,15 @@ class GrowingNetwork(nn.Module):
         return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
 
     def _cached(self, number: int) -> nn.Module:
-        dense = self._cache.pop(number, None)
-        if dense is None:
-            with torch.inference_mode(False):  # else it would be of use in inference mode alone
-                dense = self.dense(number)
-        self._cache[number] = dense
-        while len(self._cache) > _CACHED:
-            self._cache.popitem(last=False)
-        return dense
+        with self._lock:
+            dense = self._cache.pop(number, None)
+            if dense is None:
+                with torch.inference_mode(False):  # else it would be of use in inference mode alone
+                    dense = self.dense(number)
+            self._cache[number] = dense
+            while len(self._cache) > _CACHED:
+                self._cache.popitem(last=False)
+            return dense
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As for any module; the tasks must be those of the network that it was saved from."""
@@ -438,18 +457,26 @@ class GrowingNetwork(nn.Module):
                 f"the state dict holds {len(heads)} tasks and this network has {len(self.history)}: first add the "
                 "tasks as they were added where it was saved (`history` there tells how)"
             )
-        return super().load_state_dict(state_dict, strict, assign)
+        with self._lock:
+            return super().load_state_dict(state_dict, strict, assign)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingNetwork:
-        self._cache.clear()
-        self._withdraw()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        with self._lock:
+            self._cache.clear()
+            self._withdraw()
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         self._withdraw()
         own.let_go(self.body)
-        return self.__dict__ | {"_cache": OrderedDict()}
+        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_cache": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
+        if "_noted" not in vars(self):  # saved before it was there
+            self._noted = [{} for _ in self.extras]
 
     def __repr__(self) -> str:
         tasks, kind = ", ".join(map(repr, self.tasks)) or "none yet", type(self._skeleton[0]).__name__

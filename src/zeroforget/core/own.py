@@ -1,4 +1,5 @@
-"""Buffers of a user's own modules: running averages that are no normalization layer's, tables, masks."""
+"""Buffers of a user's own modules: running averages that are no normalization layer's, tables, masks. And numbers that
+such modules keep without a buffer."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from zeroforget.core.layers import GrowingLayer, GrowingNorm, widen
 from zeroforget.core.tensors import GrowingTensor
 
 Labels = Mapping[str, tuple[Label, ...]]
+Numbers = dict[str, dict[str, float]]
+"""Of each module by its path, the numbers that it holds as plain attributes."""
 ASKS = "it asks for next(parameters()), but only what is newborn is a parameter; ask its input or a buffer instead"
 """Why a module of the user's own finds nothing (StopIteration)."""
 
@@ -74,8 +77,24 @@ def kept(body: nn.Module) -> nn.Module:
     return held
 
 
-def put_back(body: nn.Module, held: nn.Module) -> None:
-    """All buffers as they were; one that was not there then is not there again."""
+def noted(body: nn.Module) -> Numbers:
+    """All plain numbers as they are, likewise."""
+    return {path: noted_by(module) for path, module in owners(body)}
+
+
+def noted_by(module: nn.Module) -> dict[str, float]:
+    """Those of one module: a scale that it follows while it learns, say."""
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+
+
+def note(module: nn.Module, numbers: Mapping[str, float]) -> None:
+    """Give a module these numbers, where it has some of the same names."""
+    for name in noted_by(module).keys() & numbers.keys():
+        vars(module)[name] = numbers[name]
+
+
+def put_back(body: nn.Module, held: nn.Module, numbers: Numbers) -> None:
+    """All buffers and numbers as they were; a buffer that was not there then is not there again."""
     made: dict[int, tuple[Tensor, Tensor]] = {}
     for path, module in owners(body):
         for name, buffer in module._buffers.items():
@@ -84,6 +103,7 @@ def put_back(body: nn.Module, held: nn.Module) -> None:
                 module._buffers[name] = None if value is None else value.clone()
             else:
                 module._buffers[name] = made.setdefault(id(buffer), (buffer, value.clone()))[1]
+        note(module, numbers.get(path, {}))
 
 
 def let_go(body: nn.Module) -> None:

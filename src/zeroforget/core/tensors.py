@@ -227,8 +227,9 @@ class GrowingTensor(nn.Module):
         super()._save_to_state_dict(*args, **kwargs)
 
     def at(self, task: int) -> Tensor:
-        """The values that a task uses, as a contiguous copy."""
-        self.sync()
+        """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing."""
+        if task >= self.task:
+            self.sync()
         chosen = [(self.row, self._row_births <= task)]
         if self.col >= 0:
             chosen.append((self.col, self._col_births <= task))

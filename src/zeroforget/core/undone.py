@@ -17,17 +17,19 @@ Made = TypeVar("Made")
 
 def all_or_nothing(change: Callable[Concatenate[Net, Given], Made]) -> Callable[Concatenate[Net, Given], Made]:
     """For a method that gives its network other parts and tensors, and writes into none that it had: whatever ends it
-    early, Ctrl-C or want of memory, the network is what it was."""
+    early, Ctrl-C or want of memory, the network is what it was. Whoever else wants the network's `_lock` waits."""
 
     @functools.wraps(change)
     def changed(net: Net, /, *args: Given.args, **kwargs: Given.kwargs) -> Made:
-        before = [(module, _held(module)) for module in net.modules()]
-        try:
-            return change(net, *args, **kwargs)
-        except BaseException:
-            for module, held in before:
-                object.__setattr__(module, "__dict__", held)
-            raise
+        lock: Any = net._lock
+        with lock:
+            before = [(module, _held(module)) for module in net.modules()]
+            try:
+                return change(net, *args, **kwargs)
+            except BaseException:
+                for module, held in before:
+                    object.__setattr__(module, "__dict__", held)
+                raise
 
     return changed
 

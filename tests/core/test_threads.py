@@ -1,0 +1,181 @@
+"""Other threads ask for earlier tasks while the network changes its form; other processes learn beside this one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zeroforget.core.adopt import adopt
+from zeroforget.core.grow import grow
+from zeroforget.core.network import GrowingNetwork
+from zeroforget.core.tensors import GrowingTensor
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
+def adopted() -> tuple[GrowingNetwork, Tensor]:
+    torch.manual_seed(0)
+    classifier = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
+    net = adopt(classifier.requires_grad_(False), X, task="old")
+    net.add_task("second", 3, 0.2)
+    return net, classifier(X)
+
+
+def test_whoever_asks_while_a_task_is_added_gets_the_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network cut out of one that is half made would even be kept, and answer wrongly ever after."""
+    net, truth = adopted()
+    answers: list[Tensor] = []
+    begun, fill = threading.Event(), GrowingTensor._fill
+
+    def slow(self: GrowingTensor, value: Tensor) -> None:
+        """Before the old values are back in their places, somebody asks; nobody waits for him longer than this."""
+        fill(self, value)
+        begun.set()
+        asks.join(0.1)
+
+    def ask() -> None:
+        begun.wait(10)
+        answers.append(net(X, "old"))
+
+    monkeypatch.setattr(GrowingTensor, "_fill", slow)
+    asks = threading.Thread(target=ask)
+    asks.start()
+    net.add_task("third", 3, 0.2)
+    asks.join(10)
+    assert [torch.equal(answer, truth) for answer in answers] == [True]
+    assert torch.equal(net(X, "old"), truth)
+    assert torch.equal(net.dense("old")(X), truth)
+
+
+def test_many_threads_ask_at_once() -> None:
+    net, truth = adopted()
+    known = {"old": truth, "second": net.eval()(X, "second")}
+    stop, wrong = threading.Event(), list[str]()
+
+    def ask() -> None:
+        while not stop.is_set():
+            for task, expected in known.items():
+                with torch.inference_mode():
+                    wrong.extend([task] * (not torch.equal(net(X, task), expected)))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(12):
+            net.add_task(f"more {number}", 3, 0.05)
+            net.train()(X, net.tasks[-1]).sum().backward()
+            net.eval()
+        for _ in range(6):
+            net.drop_task()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
+def test_who_asks_for_an_earlier_task_writes_nothing() -> None:
+    net, _ = adopted()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1.0)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    net.dense("old")
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+    net.dense("second")
+    assert not all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+
+
+def test_copies_and_saved_networks_have_a_lock_of_their_own(tmp_path: Path) -> None:
+    net, truth = adopted()
+    torch.save(net, tmp_path / "net.pt")
+    for other in (copy.deepcopy(net), torch.load(tmp_path / "net.pt", weights_only=False)):
+        assert other._lock is not net._lock
+        with net._lock:
+            found: list[Tensor] = []
+            asks = threading.Thread(target=lambda other=other, found=found: found.append(other(X, "old")))
+            asks.start()
+            asks.join(10)
+        assert torch.equal(found[0], truth)
+
+
+# Processes that learn together -----------------------------------------------------------------------------------
+
+
+def normed() -> GrowingNetwork:
+    torch.manual_seed(0)
+    parts = [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU()]
+    return grow(nn.Sequential(*parts), X, start=0.5)
+
+
+def test_distributed_training_leaves_alone_what_is_frozen() -> None:
+    net = normed()
+    assert set(net._ddp_params_and_buffers_to_ignore) == {name for name, _ in net.named_buffers()}
+    net.add_task("a", 3)
+    net.add_task("b", 3, 0.2)
+    ignored = set(net._ddp_params_and_buffers_to_ignore)
+    told = {name for name, _ in net.named_buffers()} - ignored
+    assert told == {f"body.{place}.tasks.1.{name}" for place in (1, 4) for name in net.body[1].tasks[1]._buffers}
+    assert not ignored & {name for name, _ in net.named_parameters()}
+
+
+TOGETHER = """
+import gc, os, sys, torch
+from torch import distributed
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from tests.core.test_threads import X, normed
+
+rank = int(sys.argv[1])
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+net, known = normed(), {}
+for task in ("a", "b", "c"):
+    net.add_task(task, 3, None if task == "a" else 0.2)
+    both = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(both.parameters(), lr=0.01)
+    torch.manual_seed(rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(both.train()(torch.randn(16, 8), task), torch.randint(3, (16,))).backward()
+        optimizer.step()
+    known[task] = net.eval()(X, task)
+    weights = [torch.zeros_like(p) for p in net.parameters()]
+    for mine, other in zip(net.parameters(), weights):
+        other.copy_(mine.detach())
+        distributed.broadcast(other, 0)
+        assert torch.equal(mine, other), "they learn the same weights"
+    assert all(torch.equal(net(X, name), logits) for name, logits in known.items()), task
+    del both, optimizer
+    gc.collect()
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.soak
+def test_processes_that_learn_together_change_no_old_task(tmp_path: Path) -> None:
+    """Statistics of batch norms are each process' own, also when their task is an old one."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    root, meet = Path(__file__).parents[2], str(tmp_path / "meet")
+    words = [[sys.executable, "-c", TOGETHER, str(rank), meet] for rank in range(2)]
+    both = [subprocess.Popen(each, env=environment, cwd=root, stderr=subprocess.PIPE, text=True) for each in words]
+    try:
+        for process in both:
+            _, told = process.communicate(timeout=120)
+            assert process.returncode == 0, told
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
