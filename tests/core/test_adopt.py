@@ -168,6 +168,38 @@ def test_a_head_that_other_code_reads_is_refused() -> None:
         adopt(Tied(), ROWS)
 
 
+def test_a_head_whose_hooks_change_its_answer_is_refused_by_their_name() -> None:
+    def small() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    said = r"its head '2' has forward hooks that change its answer.*remove them, or put their work into"
+    for change in (0.5, 1 + 1e-6):
+        after, before = small(), small()
+        after[2].register_forward_hook(lambda _m, _a, out, by=change: out * by)
+        before[2].register_forward_pre_hook(lambda _m, given, by=change: (given[0] * by,))
+        for hooked in (after, before):
+            with pytest.raises(CannotGrow, match=said):
+                adopt(hooked, ROWS)
+    whole, seen = small(), []
+    whole.register_forward_hook(lambda _m, _a, out: out / 2)
+    with pytest.raises(CannotGrow, match=r"straight from one linear.*forward hook .*\(of the classifier itself\)"):
+        adopt(whole, ROWS)
+    watched = small()
+    watched[2].register_forward_hook(lambda _m, _a, out: seen.append(out))  # changes nothing
+    assert torch.equal(adopt(watched, ROWS)(ROWS, 0), watched.requires_grad_(False)(ROWS))
+    assert seen
+
+
+def test_a_head_that_is_more_than_its_weight_and_bias_is_refused_by_its_name() -> None:
+    class Halved(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / 2
+
+    with pytest.raises(CannotGrow, match=r"its head '2', a Halved, computes other things.*nn\.Linear in its place"):
+        adopt(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), Halved(4, 3)), ROWS)
+
+
 @pytest.mark.parametrize("name", ["VisionTransformer", "MobileNet"])
 def test_export_to_onnx(name: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -48,11 +48,35 @@ def test_all_tasks_in_one_graph(trained: Path, data: Path, tmp_path: Path) -> No
     for number, task in enumerate(model.tasks):
         found = run(path, images, task=np.array(number))
         assert torch.allclose(found, model.logits(images, task.name), rtol=0, atol=1e-5)
-    for beyond in (2, 9, -3):
-        with pytest.raises(Exception, match="out of data bounds"):
+    for beyond in (2, 9, -1, -2, -3, -(2**63)):
+        with pytest.raises(Exception, match=r"task_is_from_0_to_1.*out of data bounds"):
             run(path, images, task=np.array(beyond))
     tasks = json.loads({entry.key: entry.value for entry in onnx.load(path).metadata_props}["tasks"])
     assert [task["task"] for task in tasks] == ["low", "middle"]
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+def test_a_number_that_no_task_has_is_an_error_however_the_graph_is_optimized(
+    trained: Path, data: Path, tmp_path: Path, level: str
+) -> None:
+    model, options = open_model(trained), onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    path = model.export(tmp_path / "all.onnx")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    given = {"pixels": (pixels(model, data / "low")[:3].float() / 255).numpy()}
+    for number, task in enumerate(model.tasks):  # chosen among all, a network answers as the same one alone
+        one = onnxruntime.InferenceSession(model.export(tmp_path / "one.onnx", task.name), options)
+        assert np.array_equal(session.run(None, {**given, "task": np.array(number)})[0], one.run(None, given)[0])
+    for number in (-1, -2, 2):
+        with pytest.raises(Exception, match="out of data bounds"):
+            session.run(None, {**given, "task": np.array(number)})
+
+
+def test_a_single_task_is_answered_by_its_number(model: Model, data: Path, tmp_path: Path) -> None:
+    model.undo()
+    images = pixels(model, data / "low")
+    found = run(model.export(tmp_path / "all.onnx"), images, task=np.array(0))
+    assert torch.allclose(found, model.logits(images, "low"), rtol=0, atol=1e-5)
 
 
 def test_a_torch_export_program(trained: Path, data: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_is_no_picture_is_told_with_what_to_pass(trained: Path, data: Path)
     model, file = open_model(trained), next((data / "low").rglob("*.png"))
     tensor, array = torch.zeros(1, 8, 8), np.zeros((8, 8))
     uses: tuple[Callable[[Any], Any], ...] = (model.predict, lambda given: model.normalized(given, "low"))
-    for wrong in (tensor, [tensor], [file, array], array, array[0], np.array(1.0), [None], 5):
+    for wrong in (tensor, [tensor], [file, array], array, array[0], np.array(1.0), [None], 5, bytearray(b"ab")):
         for use in uses:
             with pytest.raises(ModelError, match="a picture is a path, the bytes of a file or a PIL image, not "):
                 use(wrong)
@@ -81,6 +81,17 @@ def test_what_is_no_picture_is_told_with_what_to_pass(trained: Path, data: Path)
     found = model.predict(str(data / "low"), "low")[0]
     assert found.error == "is a folder; pass the pictures in it, such as sorted(Path(folder).rglob('*.png'))"
     assert model.predict(np.array([str(file)]), "low")[0].error is None  # type: ignore[arg-type]
+
+
+def test_an_open_file_is_not_taken_for_several_pictures(trained: Path, data: Path) -> None:
+    model, path = open_model(trained), next((data / "low").rglob("*.png"))
+    with path.open("rb") as file, tempfile.NamedTemporaryFile() as other:
+        for wrong, kind in ((file, "BufferedReader"), ([file], "BufferedReader"), (other, "_TemporaryFileWrapper")):
+            with pytest.raises(ModelError, match=rf"not {kind}: .*read\(\) gives the bytes of an open file"):
+                model.predict(wrong, "low")  # type: ignore[arg-type]
+            with pytest.raises(ModelError, match=f"not {kind}: "):
+                model.normalized(wrong, "low")  # type: ignore[arg-type]
+        assert model.predict(file.read(), "low")[0].classes == model.predict(path, "low")[0].classes
 
 
 @pytest.mark.parametrize("task", ["low", "middle", 2])
@@ -275,6 +286,64 @@ def test_undo_takes_back_only_what_was_newest_when_it_was_asked(model: Model, da
     with pytest.raises(ModelError, match="changed by others and ends with 'middle' now: nothing is taken back"):
         behind.undo(watch=Watch(say=meanwhile))
     assert (model.path / "tasks" / "003-high").is_dir()
+
+
+def exchange(model: Model, data: Path) -> None:
+    """The newest task is another one of the same name now."""
+    model.undo()
+    model.learn(data / "high", "middle", **(LATER | {"epochs": 1}))
+
+
+CHANGES: dict[str, tuple[Callable[[Model, Path], Any], str]] = {
+    "added": (lambda model, data: learn_more(model, data, "high", epochs=1), "ends with 'high' now"),
+    "taken": (lambda model, data: model.undo(), "ends with 'low' now"),
+    "all taken": (lambda model, data: (model.undo(), model.undo()), "has no task now"),
+    "exchanged": (exchange, "ends with another 'middle' now"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("named", [False, True])
+def test_undo_takes_back_nothing_that_this_model_has_not_seen(
+    model: Model, data: Path, change: str, named: bool
+) -> None:
+    behind, (others, now) = open_model(model.path), CHANGES[change]
+    others(model, data)
+    newest = model.tasks[-1].name if model.tasks else None
+    before = tree(model.path)
+    for _ in range(2):  # to ask again does not help
+        with pytest.raises(ModelError, match=f"changed by others and {now}: nothing is taken back") as error:
+            behind.undo(newest if named else None)
+    assert ("in Python refresh()" in str(error.value)) == (newest is not None)
+    assert tree(model.path) == before
+    assert [task.name for task in behind.tasks] == ["low", "middle"]  # as it was, and of use
+    if newest is not None:
+        assert behind.predict(data / "low" / "digit0" / "000.png", "low")[0].error is None
+    behind.refresh()
+    assert behind.tasks == model.tasks == open_model(model.path).tasks
+    if newest is not None:
+        assert behind.undo() == newest
+
+
+def test_undo_where_there_was_no_model_takes_back_nothing(model: Model, tmp_path: Path) -> None:
+    early = open_model(tmp_path / "later")
+    shutil.copytree(model.path, early.path)
+    with pytest.raises(ModelError, match="ends with 'middle' now: nothing is taken back"):
+        early.undo()
+    assert early.refresh()
+    assert [early.undo(), early.undo()] == ["middle", "low"]
+    shutil.copytree(model.path / "tasks", early.path / "tasks", dirs_exist_ok=True)
+    with pytest.raises(ModelError, match="ends with 'middle' now: nothing is taken back"):
+        early.undo()
+
+
+def test_several_damaged_tasks_are_taken_back_one_by_one(model: Model) -> None:
+    for name in ("001-low", "002-middle"):
+        (model.path / "tasks" / name / "task.json").write_text("{")
+    assert model.undo() == "middle"
+    assert [task.name for task in model.tasks] == ["low"]
+    assert model.undo() == "low"
+    assert open_model(model.path).tasks == model.tasks == ()
 
 
 def test_undo_of_a_named_task_takes_back_no_other(model: Model) -> None:

@@ -114,6 +114,27 @@ def test_an_update_that_was_half_received_goes_on(trained: Path, tmp_path: Path)
     assert tree(half.path) == tree(trained)
 
 
+def test_a_whole_model_that_has_parted_from_this_one_says_where(
+    pair: tuple[Model, Model], data: Path, tmp_path: Path
+) -> None:
+    ahead, behind = pair
+    ahead.ship(tmp_path / "all.zfu")
+    learn_more(behind, data, "high", epochs=1)
+    whole = "it holds a whole model, which"
+    said = rf"all\.zfu brings 'middle' where .* learned 'high': {whole} is the same as this one up to 'low' only\. Take"
+    with pytest.raises(ModelError, match=said):
+        behind.receive(tmp_path / "all.zfu")
+    behind.undo()
+    behind.undo()
+    learn_more(behind, data, "low", epochs=1, seed=5)
+    said = f"brings another 'low' where .* learned 'low': {whole} differs from this one from the first task on"
+    with pytest.raises(ModelError, match=said):
+        behind.receive(tmp_path / "all.zfu")
+    behind.undo()  # as the message says
+    assert [task.name for task in behind.receive(tmp_path / "all.zfu")] == ["low", "middle"]
+    assert tree(behind.path) == tree(ahead.path)
+
+
 def test_another_ancestor_is_refused_and_the_right_one_named(
     pair: tuple[Model, Model], data: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from zeroforget.cli.app import MODEL, Align, app, as_path, errors
+from zeroforget.cli.app import MODEL, Align, app, as_path, errors, options_of
 from zeroforget.cli.printing import say
 
 Network = Annotated[
@@ -86,11 +86,11 @@ def adopt_command(
 
     Nothing is fetched, and no code from a file of weights is run.
     """
-    from zeroforget.store import Options, Watch
+    from zeroforget.store import Watch
     from zeroforget.store.adoption import Given, adopt, doubt
 
     names = None if classes is None else _names(classes)
-    options = Options(network=network, width=width, size=size, gray=gray, align=align, seed=seed, held_out=0.5)
+    options = options_of(network=network, width=width, size=size, gray=gray, align=align, seed=seed, held_out=0.5)
     given = Given(
         weights, _numbers("mean", mean), _numbers("std", std), names, _settings(settings or []),
         keep=tuple(keep or ()), unknown=unknown,

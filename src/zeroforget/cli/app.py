@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from zeroforget.store import Options
 
 app = typer.Typer(
     name="zeroforget",
@@ -42,6 +45,19 @@ Align = Annotated[
     int | None,
     typer.Option(help="Layers grow to multiples of this; 8 suits a GPU. Counts when the model is made; 1 by default."),
 ]
+
+
+def options_of(**chosen: Any) -> Options:
+    """What was chosen about learning; a mistake is told by the option's name as it is typed."""
+    from zeroforget.store import Options
+
+    try:
+        return Options(**chosen)
+    except ValueError as error:
+        name, _, wrong = str(error).partition(" ")
+        if name not in chosen:
+            raise
+        raise ValueError(f"--{name.replace('_', '-')} {wrong}") from error
 
 
 @contextmanager

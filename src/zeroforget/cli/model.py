@@ -14,7 +14,18 @@ import typer
 from rich.markup import escape
 
 from zeroforget.cli import predictions
-from zeroforget.cli.app import MODEL, Align, ModelPath, Threads, app, as_path, computing_with, console, errors
+from zeroforget.cli.app import (
+    MODEL,
+    Align,
+    ModelPath,
+    Threads,
+    app,
+    as_path,
+    computing_with,
+    console,
+    errors,
+    options_of,
+)
 from zeroforget.cli.printing import say, show, table_of
 
 if TYPE_CHECKING:
@@ -69,10 +80,10 @@ def learn_command(
     wait: Wait = True,
 ) -> None:
     """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
-    from zeroforget.store import Options, open_model
+    from zeroforget.store import open_model
     from zeroforget.store.options import SEARCH
 
-    options = Options(
+    options = options_of(
         network=network, width=width, size=size, gray=gray, weights=weights, align=align, epochs=epochs, lr=lr,
         growth=SEARCH if growth == "search" else _growth(growth), batch_size=batch_size, held_out=held_out,
         flip=flip, shift=shift, strict=strict, finish=finish, device=device, precision=precision, seed=seed,
@@ -429,11 +440,11 @@ def undo_command(
     from zeroforget.store.folder import Folder
     from zeroforget.store.model import undo
 
-    entries = Folder(model).entries()
-    if entries and not yes:
+    meant = Folder(model).ending()
+    if meant.folder and not yes:
         if not sys.stdin.isatty():
-            raise ValueError(f"undo asks before it takes back {entries[-1][1]}, and nobody can answer here; say --yes")
-        typer.confirm(f"Take back {entries[-1][1]}? What it learned is lost unless it was shipped", abort=True)
-    name = undo(Folder(model), Watch(say=say, wait=None if wait else 0.0), task, entries[-1] if entries else None)
+            raise ValueError(f"undo asks before it takes back {meant.folder}, and nobody can answer here; say --yes")
+        typer.confirm(f"Take back {meant.folder}? What it learned is lost unless it was shipped", abort=True)
+    name = undo(Folder(model), Watch(say=say, wait=None if wait else 0.0), task, meant)
     left = [entry[1] for entry in Folder(model).entries()]
     say(f"took back '{name}'; the model ends with {left[-1]}" if left else f"took back '{name}'; the model has no task")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from zeroforget.core.axes import CannotGrow
 from zeroforget.core.grow import grow
@@ -103,7 +104,8 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
     features = without_head(classifier, path)
     try:
         with torch.no_grad():
-            same = torch.allclose(head(features.eval()(example)), out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
+            x = features.eval()(example)
+            same = torch.allclose(head(x), out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
     except (RuntimeError, AttributeError, TypeError):
         same = False
     if not same:
@@ -111,7 +113,24 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
             f"other code reads its head '{path}', or changes what it returns, so it cannot be split off. Let the "
             "forward end with that layer alone"
         )
+    _check_plain(path, head, x)
     return features.train(classifier.training), head
+
+
+@torch.no_grad()
+def _check_plain(path: str, head: nn.Linear, x: Tensor) -> None:
+    """A head is taken over by its weight and bias, so they must be all that it computes with."""
+    if torch.equal(head(x), F.linear(x, head.weight, head.bias)):
+        return
+    if head._forward_hooks or head._forward_pre_hooks:
+        raise CannotGrow(
+            f"its head '{path}' has forward hooks that change its answer, and a head is its weight and bias alone: "
+            "remove them, or put their work into these two"
+        )
+    raise CannotGrow(
+        f"its head '{path}', a {type(head).__name__}, computes other things than its weight and bias say: put an "
+        "nn.Linear in its place whose values alone give its answers"
+    )
 
 
 def without_head(classifier: nn.Module, path: str) -> nn.Module:
@@ -124,9 +143,10 @@ def without_head(classifier: nn.Module, path: str) -> nn.Module:
 def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
     """The path of the linear layer whose output is the classifier's own."""
     written: list[tuple[str, Any]] = []
+    modules = dict(classifier.named_modules())
     handles = [
         module.register_forward_hook(lambda _m, _a, out, path=path: written.append((path, out)))
-        for path, module in classifier.named_modules()
+        for path, module in modules.items()
         if isinstance(module, nn.Linear)
     ]
     try:
@@ -143,9 +163,11 @@ def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
     paths = [path for path, value in written]
     last = next((path for path, value in reversed(written) if value is out), None)
     if last is None or paths.count(last) != 1:
+        hooked = [f"'{path}'" if path else "the classifier itself" for path, m in modules.items() if m._forward_hooks]
         raise CannotGrow(
             "the class scores do not come straight from one linear layer, so there is no head to split off. Replace "
             "what comes last by nn.Identity() and pass that network to grow(), then add a task for its classes"
+            + (f". If it is a forward hook that writes them (of {', '.join(hooked[:4])}), remove it" if hooked else "")
         )
     return last, out
 

@@ -78,10 +78,11 @@ class Preparation:
     alter: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.pad, self.erase) < 0 or not 0 < self.zoom <= 1:
-            raise ValueError(
-                f"pad and erase are 0 or more and zoom in (0, 1], not {self.pad}, {self.erase} and {self.zoom}"
-            )
+        for name in ("pad", "erase"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is 0 pixels or more, not {getattr(self, name)}")
+        if not 0 < self.zoom <= 1:
+            raise ValueError(f"zoom is a share of the area, above 0 and at most 1, not {self.zoom}")
         if not 0 <= self.alter <= 1:
             raise ValueError(f"alter is a strength from 0 to 1, not {self.alter}")
 

@@ -186,9 +186,7 @@ def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
         helper.make_tensor_value_info("pixels", kind.FLOAT, ["batch", *model.shape]),
         helper.make_tensor_value_info("task", kind.INT64, []),
     ]
-    # A number that no task has is an index beyond the list, which is an error and not the last task's answer.
-    branch.initializer.append(helper.make_tensor("numbers", kind.INT64, [len(parts)], range(len(parts))))
-    branch.node.insert(0, helper.make_node("Gather", ["numbers", "task"], ["one_of_them"], name="one_of_them"))
+    _refuse_others(onnx, branch, len(parts))
     last = branch.output[0].name
     branch.node.append(helper.make_node("Identity", [last], ["logits"], name="answer"))
     branch.ClearField("output")
@@ -203,6 +201,25 @@ def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
     for index, task in enumerate(tasks):
         number = torch.tensor(index).numpy()
         _check(model, task, functools.partial(_run, session, task=number))
+
+
+def _refuse_others(onnx: ModuleType, graph: Any, count: int) -> None:
+    """A number that no task has becomes an index beyond the list, which is an error and not some task's answer."""
+    helper, kind = onnx.helper, onnx.TensorProto
+    graph.initializer.extend(
+        [
+            helper.make_tensor("numbers", kind.INT64, [count], range(count)),
+            helper.make_tensor("zero", kind.INT64, [], [0]),
+            helper.make_tensor("beyond", kind.INT64, [], [count]),
+        ]
+    )
+    nodes = [  # an index below 0 would count from the end
+        helper.make_node("Less", ["task", "zero"], ["below"], name="below"),
+        helper.make_node("Where", ["below", "beyond", "task"], ["index"], name="index"),
+        helper.make_node("Gather", ["numbers", "index"], ["one_of_them"], name=f"task_is_from_0_to_{count - 1}"),
+    ]
+    for place, node in enumerate(nodes):
+        graph.node.insert(place, node)
 
 
 def _branch(onnx: ModuleType, graph: Any, index: int) -> Any:

@@ -27,6 +27,20 @@ _ENTRY = re.compile(r"(\d{3,6})-(.+)")
 
 
 @dataclass(frozen=True)
+class Ending:
+    """What a model ends with."""
+
+    folder: str = ""
+    """The newest task's; empty if there is none."""
+    hash: str | None = None
+    """None if there is no task, or if its facts cannot be read."""
+
+    def may_be(self, other: Ending) -> bool:
+        """Whether both can be one: a task whose facts are damaged is known by its folder alone."""
+        return self.folder == other.folder and (self.hash == other.hash or None in (self.hash, other.hash))
+
+
+@dataclass(frozen=True)
 class Chain:
     """A model as its JSON files tell it, checked link by link."""
 
@@ -39,6 +53,11 @@ class Chain:
     def head(self) -> str:
         """What the next task must name as the one before; it identifies the whole model."""
         return self.tasks[-1].hash if self.tasks else self.root
+
+    @property
+    def ending(self) -> Ending:
+        """Its newest task, if it has one."""
+        return Ending(self.tasks[-1].folder, self.tasks[-1].hash) if self.tasks else Ending()
 
     def find(self, task: str | int) -> TaskFacts:
         """A task by name or by number, counted from 1 as its folder is."""
@@ -207,8 +226,21 @@ class Folder:
         if not entries:
             return None
         entry = entries[-1][1]
-        folder = self.tasks / entry
+        facts = self._facts(entry)
+        return _ENTRY.fullmatch(entry)[2] if facts is None else facts.name  # type: ignore[index]
+
+    def ending(self) -> Ending:
+        """What the model ends with, whatever state that is in."""
+        entries = self.entries()
+        if not entries:
+            return Ending()
+        facts = self._facts(entries[-1][1])
+        return Ending(composed(entries[-1][1]), None if facts is None else facts.hash)
+
+    def _facts(self, entry: str) -> TaskFacts | None:
+        """What is written down about the task of a folder, if it can be read."""
+        where = self.tasks / entry / TASK
         with contextlib.suppress(ModelError, OSError):
-            values, own = read_sealed(folder / TASK)
-            return TaskFacts.from_json(values, folder / TASK, own).name
-        return _ENTRY.fullmatch(entry)[2]  # type: ignore[index]
+            values, own = read_sealed(where)
+            return TaskFacts.from_json(values, where, own)
+        return None

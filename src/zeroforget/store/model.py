@@ -20,7 +20,7 @@ from zeroforget.store import files, which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
 from zeroforget.store.facts import Backbone, TaskFacts
-from zeroforget.store.folder import MODEL, SPREAD, Chain, Folder
+from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder
 from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.lock import locked
@@ -332,36 +332,45 @@ class Model:
         return new
 
     def undo(self, task: str | None = None, *, watch: Watch | None = None) -> str:
-        """Take back the newest task; its name. The ones before are as they were, bit for bit.
+        """Take back the newest of `tasks`; its name. The ones before are as they were, bit for bit.
 
-        With `task`, only if that is the newest.
+        With `task`, only if that is the newest. If others have added or taken back one since this model last looked
+        (`refresh`), nothing is taken back.
         """
-        name = undo(self.folder, watch or Watch(), task)
-        self._state = None
-        with contextlib.suppress(ModelError):  # an earlier task is damaged too: whoever uses the model next is told
+        state = self._state
+        name = undo(self.folder, watch or Watch(), task, state.chain.ending if state else Ending())
+        assert state is not None  # where there is no model, nothing was taken back
+        self._state = _State(self.folder, replace(state.chain, tasks=state.chain.tasks[:-1]))
+        with contextlib.suppress(ModelError):  # an earlier task is damaged too, and may have to be taken back as well
             self.refresh()
         return name
 
 
-def undo(folder: Folder, watch: Watch, task: str | None = None, meant: tuple[int, str] | None = None) -> str:
+def undo(folder: Folder, watch: Watch, task: str | None = None, meant: Ending | None = None) -> str:
     """Take back the newest task of a model, be it damaged or not; its name.
 
     That is the one which was newest when this was asked (`meant`, else now): whoever has to wait for somebody who
     learns does not take back what that one learned.
     """
-    entries = folder.entries()
-    if not folder.exists() and not entries:
+    if not folder.exists() and not folder.entries():
         folder.read()  # says that there is none
-    meant = meant or (entries[-1] if entries else None)
+    meant = folder.ending() if meant is None else meant
     with files.told(folder.path), locked(folder.path, command(), wait=watch.wait, say=watch.say):
         files.clear(folder.path)
-        newest = folder.newest()
-        if meant is not None and meant not in folder.entries()[-1:]:
-            now = f"ends with '{newest}' now" if newest else "has no task now"
-            raise ModelError(f"meanwhile the model was changed by others and {now}: nothing is taken back")
+        newest, now = folder.newest(), folder.ending()
+        if not meant.may_be(now):
+            raise ModelError(_changed(newest, another=meant.folder == now.folder))
         if task is not None and newest is not None and kept_name(task) != newest:
             raise ModelError(f"the newest task is '{newest}', not '{task}', and tasks are taken back newest first")
         return folder.undo()
+
+
+def _changed(newest: str | None, *, another: bool) -> str:
+    """What is said to whoever meant to take back a task that is not the newest any more."""
+    ends = f"ends with {'another ' if another else ''}'{newest}'" if newest else "has no task"
+    said = f"meanwhile the model was changed by others and {ends} now: nothing is taken back"
+    again = "Look at its tasks again ('zeroforget tasks', in Python refresh()), then undo takes back the newest of them"
+    return f"{said}. {again}" if newest else said
 
 
 def open_model(path: str | os.PathLike[str]) -> Model:
@@ -370,9 +379,11 @@ def open_model(path: str | os.PathLike[str]) -> Model:
 
 
 def _named(sources: Any) -> list[tuple[str, Source]]:
-    """One picture or several, each with its name; rows of an array of numbers are not taken for several."""
+    """One picture or several, each with its name; what cannot be one is refused, not taken apart."""
     numbers = isinstance(sources, Tensor) or getattr(getattr(sources, "dtype", None), "kind", "") in set("biuf")
-    alone = numbers or isinstance(sources, SOURCES) or not isinstance(sources, Iterable)
+    # A file would be taken for its lines, and a buffer for its bytes.
+    undivided = isinstance(sources, (*SOURCES, bytearray, memoryview)) or hasattr(sources, "read")
+    alone = numbers or undivided or not isinstance(sources, Iterable)
     return [(_name(_source(one), place), one) for place, one in enumerate([sources] if alone else sources)]
 
 
@@ -381,7 +392,7 @@ def _source(given: Any) -> Source:
     if not isinstance(given, SOURCES):
         raise ModelError(
             f"a picture is a path, the bytes of a file or a PIL image, not {type(given).__name__}: "
-            "PIL.Image.fromarray makes one of an array; `dense` takes tensors"
+            "PIL.Image.fromarray makes one of an array, read() gives the bytes of an open file; `dense` takes tensors"
         )
     return given
 

@@ -67,8 +67,12 @@ class Options:
             raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
         if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
             raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
+        if self.shift is not None and not 0 <= self.shift <= MOST_PIXELS:
+            raise ModelError(f"shift is from 0 to {MOST_PIXELS} pixels, not {self.shift}")
         if self.width is not None and not 0 < self.width <= MOST_WIDTH:
-            raise ModelError(f"width is a share of the published one, at most {MOST_WIDTH}, not {self.width}")
+            raise ModelError(
+                f"width is a share of the published one, above 0 and at most {MOST_WIDTH}, not {self.width}"
+            )
         if self.align is not None and not 1 <= self.align <= MOST_ALIGN:
             raise ModelError(f"align is from 1 to {MOST_ALIGN} features, not {self.align}")
         if not 0 <= self.seed <= MOST_SEED:

@@ -202,11 +202,20 @@ def _known(chain: Chain, update: Update, path: Path) -> int:
             task, brought = chain.tasks[hashes.index(update.base) + place], update.tasks[place][0]
             another = "another " if brought == task.name else ""
             raise ModelError(
-                f"{path} brings {another}'{brought}' where this model has learned '{task.name}': it was made for "
-                f"one that ends with '{update.base_name}' ({update.base[:12]}). Take back '{task.name}' and what came "
-                "after with 'zeroforget undo', or keep both as separate models"
+                f"{path} brings {another}'{brought}' where this model has learned '{task.name}': "
+                f"{_made_for(update, place)}. Take back '{task.name}' and what came after with 'zeroforget undo', or "
+                "keep both as separate models"
             )
     return min(len(have), len(brings))
+
+
+def _made_for(update: Update, same: int) -> str:
+    """Which model an update is for, of which the one at hand has only the first `same` tasks."""
+    if not update.whole:
+        return f"it was made for one that ends with '{update.base_name}' ({update.base[:12]})"
+    if same == 0:
+        return "it holds a whole model, which differs from this one from the first task on"
+    return f"it holds a whole model, which is the same as this one up to '{update.tasks[same - 1][0]}' only"
 
 
 class _Contents:
