@@ -1,10 +1,8 @@
-"""Other threads ask for earlier tasks while the network changes its form; other processes learn beside this one."""
+"""Other threads ask for earlier tasks while the network changes its form."""
 
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.core.adopt import adopt
-from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.tensors import GrowingTensor
 
@@ -98,6 +95,13 @@ def test_who_asks_for_an_earlier_task_writes_nothing() -> None:
     assert not all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
 
 
+def test_a_compiled_network_asks_for_what_is_kept_without_a_lock() -> None:
+    """It cannot follow one."""
+    net, truth = adopted()
+    net.eval()(X, "old")
+    assert torch.equal(torch.compile(net, backend="eager", fullgraph=True)(X, "old"), truth)
+
+
 def test_copies_and_saved_networks_have_a_lock_of_their_own(tmp_path: Path) -> None:
     net, truth = adopted()
     torch.save(net, tmp_path / "net.pt")
@@ -109,73 +113,3 @@ def test_copies_and_saved_networks_have_a_lock_of_their_own(tmp_path: Path) -> N
             asks.start()
             asks.join(10)
         assert torch.equal(found[0], truth)
-
-
-# Processes that learn together -----------------------------------------------------------------------------------
-
-
-def normed() -> GrowingNetwork:
-    torch.manual_seed(0)
-    parts = [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU()]
-    return grow(nn.Sequential(*parts), X, start=0.5)
-
-
-def test_distributed_training_leaves_alone_what_is_frozen() -> None:
-    net = normed()
-    assert set(net._ddp_params_and_buffers_to_ignore) == {name for name, _ in net.named_buffers()}
-    net.add_task("a", 3)
-    net.add_task("b", 3, 0.2)
-    ignored = set(net._ddp_params_and_buffers_to_ignore)
-    told = {name for name, _ in net.named_buffers()} - ignored
-    assert told == {f"body.{place}.tasks.1.{name}" for place in (1, 4) for name in net.body[1].tasks[1]._buffers}
-    assert not ignored & {name for name, _ in net.named_parameters()}
-
-
-TOGETHER = """
-import gc, os, sys, torch
-from torch import distributed
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
-from tests.core.test_threads import X, normed
-
-rank = int(sys.argv[1])
-distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-net, known = normed(), {}
-for task in ("a", "b", "c"):
-    net.add_task(task, 3, None if task == "a" else 0.2)
-    both = DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(both.parameters(), lr=0.01)
-    torch.manual_seed(rank)
-    for _ in range(4):
-        optimizer.zero_grad()
-        F.cross_entropy(both.train()(torch.randn(16, 8), task), torch.randint(3, (16,))).backward()
-        optimizer.step()
-    known[task] = net.eval()(X, task)
-    weights = [torch.zeros_like(p) for p in net.parameters()]
-    for mine, other in zip(net.parameters(), weights):
-        other.copy_(mine.detach())
-        distributed.broadcast(other, 0)
-        assert torch.equal(mine, other), "they learn the same weights"
-    assert all(torch.equal(net(X, name), logits) for name, logits in known.items()), task
-    del both, optimizer
-    gc.collect()
-distributed.barrier()
-distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.soak
-def test_processes_that_learn_together_change_no_old_task(tmp_path: Path) -> None:
-    """Statistics of batch norms are each process' own, also when their task is an old one."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root, meet = Path(__file__).parents[2], str(tmp_path / "meet")
-    words = [[sys.executable, "-c", TOGETHER, str(rank), meet] for rank in range(2)]
-    both = [subprocess.Popen(each, env=environment, cwd=root, stderr=subprocess.PIPE, text=True) for each in words]
-    try:
-        for process in both:
-            _, told = process.communicate(timeout=120)
-            assert process.returncode == 0, told
-    finally:
-        for process in both:
-            process.kill()
-            process.communicate()

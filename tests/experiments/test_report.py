@@ -293,8 +293,10 @@ def show(browser: Browser, path: Path, width: int = 1280) -> None:
 
 
 def requests(browser: Browser) -> list[str]:
+    """Those of our pages: a browser that has just started looks for icons of pages of its own."""
     sent = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
-    return [event["params"]["request"]["url"] for event in sent if event["method"] == "Network.requestWillBeSent"]
+    asked = [event["params"] for event in sent if event["method"] == "Network.requestWillBeSent"]
+    return [each["request"]["url"] for each in asked if not each["documentURL"].startswith("chrome:")]
 
 
 @needs_browser

@@ -7,12 +7,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lwf import Lwf, distillation
-from zeroforget.methods.teacher import Features, _standing
+from zeroforget.methods.teacher import Features, standing
 from zeroforget.training import Regime
 
 
@@ -68,15 +69,43 @@ def test_the_teacher_is_the_network_before_and_is_gone_afterwards() -> None:
     assert method.overhead().training >= 32 * sum(p.numel() for p in method.net.parameters())
 
 
+MIXED = Regime(lr=0.05, epochs=6, batch_size=16, precision="bf16")
+
+
 def test_a_teacher_of_lower_precision_answers_the_same_bits() -> None:
     """Under mixed precision, where its layers would be brought into it in every step."""
     net = helpers.normed_net().eval()
-    teacher, x = _standing(net, "cpu", half=True), torch.randn(9, 1, 8, 8)
+    teacher, x = standing(net, helpers.EXAMPLE, MIXED), torch.randn(9, 1, 8, 8)
     assert {p.dtype for p in teacher.parameters()} == {torch.bfloat16, torch.float32}
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(teacher(x), net(x))
-    assert {p.dtype for p in _standing(net, "cpu", half=False).parameters()} == {torch.float32}
+    assert {p.dtype for p in standing(net, helpers.EXAMPLE, Regime()).parameters()} == {torch.float32}
     assert {p.dtype for p in net.parameters()} == {torch.float32}
+
+
+class Reads(nn.Module):
+    """Computes with a layer's weight by itself."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.second = how, nn.Linear(64, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, weight = F.relu(self.first(x.flatten(1))), self.second.weight
+        if self.how == "in full precision":
+            with torch.autocast(x.device.type, enabled=False):
+                return F.relu(self.second(x.float()))
+        weight = (weight - weight.mean(1, keepdim=True)) / weight.std(1, keepdim=True)
+        return F.relu(F.linear(x, weight, self.second.bias))
+
+
+@pytest.mark.parametrize("how", ["in full precision", "standardized"])
+def test_a_teacher_whose_weights_are_read_keeps_their_precision(how: str) -> None:
+    torch.manual_seed(0)
+    net = Reads(how).eval()
+    teacher, x = standing(net, torch.zeros(2, 1, 8, 8), MIXED), torch.randn(9, 1, 8, 8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(teacher(x), net(x))
 
 
 @pytest.mark.parametrize("name", ["lwf", "lfl"])
@@ -84,7 +113,7 @@ def test_mixed_precision_learns_with_such_a_teacher(name: str) -> None:
     first, second, _ = helpers.tasks()
     method = helpers.make(name)
     for task in (first, second):
-        helpers.learn(method, task, regime=Regime(lr=0.05, epochs=6, batch_size=16, precision="bf16"))
+        helpers.learn(method, task, regime=MIXED)
     assert helpers.score(method, 1, second) > 0.6
 
 

@@ -27,7 +27,7 @@ from zeroforget.core.tensors import GrowingTensor
 from zeroforget.core.undone import all_or_nothing
 from zeroforget.core.untouched import Begun, fresh, warn_if_untouched
 
-_CACHED = 4  # dense networks kept for `forward`, the latest used
+_CACHED = 4  # dense networks kept for `forward`, the latest made
 
 
 class GrowingNetwork(nn.Module):
@@ -57,7 +57,6 @@ class GrowingNetwork(nn.Module):
         self._begun: Begun | None = None  # of the newest head
         body, self.loose, self._homes = live(net, axes, fn)
         self.extras = nn.ModuleList()
-        self._noted: list[own.Numbers] = []
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net),)
         self._channels_last = layout_of(net) == torch.channels_last
@@ -176,7 +175,6 @@ class GrowingNetwork(nn.Module):
                 tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
         if self.history:
             self.extras.append(own.kept(self.body))
-            self._noted.append(own.noted(self.body))
         widths = self._widths(task)
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
@@ -216,7 +214,7 @@ class GrowingNetwork(nn.Module):
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
         self._resize(task - 1)
-        own.put_back(self.body, self.extras[-1], self._noted.pop())
+        own.put_back(self.body, self.extras[-1])
         del self.extras[-1]
         self.history.pop()
         self._shares.pop()
@@ -308,6 +306,7 @@ class GrowingNetwork(nn.Module):
             number = self.number(task)
             if number == len(self.history) - 1:
                 warn_if_untouched(self.heads, self._begun, self.tasks)
+                own.warn_if_moved(self.body, self._skeleton[0])
             return self._cut(number)
 
     def _cut(self, number: int) -> nn.Module:
@@ -332,14 +331,6 @@ class GrowingNetwork(nn.Module):
         """A short name for every bit of the state dict of `dense(task)`: written down when a task is learned, it tells
         later whether anything has changed there."""
         return fingerprint(self.dense(task))
-
-    @property
-    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """What torch's DistributedDataParallel shall leave alone: all that is frozen. It would send the first process'
-        buffers to all others in every step, and an old task's statistics are each process' own."""
-        norms = [norm.tasks[-1] for norm in self._norms() if len(norm.tasks)]
-        moving = {id(b) for norm in norms for b in norm.buffers()} | {id(b) for _, b in own.buffers(self.body)}
-        return [name for name, buffer in self.named_buffers() if id(buffer) not in moving]
 
     # Inside ----------------------------------------------------------------------------------------------------
 
@@ -423,7 +414,6 @@ class GrowingNetwork(nn.Module):
                     module._buffers[name] = None
                 else:
                     set_tensor(module, name, value.clone())
-            own.note(module, own.noted_by(live) if kept is None else self._noted[task].get(path, {}))
         for attribute, value in self._numbers(path, module, widths).items():
             setattr(module, attribute, value)
         return module
@@ -439,11 +429,11 @@ class GrowingNetwork(nn.Module):
         return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
 
     def _cached(self, number: int) -> nn.Module:
+        if (dense := self._cache.get(number)) is not None:
+            return dense
         with self._lock:
-            dense = self._cache.pop(number, None)
-            if dense is None:
-                with torch.inference_mode(False):  # else it would be of use in inference mode alone
-                    dense = self.dense(number)
+            with torch.inference_mode(False):  # else it would be of use in inference mode alone
+                dense = self.dense(number)
             self._cache[number] = dense
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
@@ -475,8 +465,6 @@ class GrowingNetwork(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = threading.RLock()
-        if "_noted" not in vars(self):  # saved before it was there
-            self._noted = [{} for _ in self.extras]
 
     def __repr__(self) -> str:
         tasks, kind = ", ".join(map(repr, self.tasks)) or "none yet", type(self._skeleton[0]).__name__

@@ -1,8 +1,8 @@
-"""Buffers of a user's own modules: running averages that are no normalization layer's, tables, masks. And numbers that
-such modules keep without a buffer."""
+"""Buffers of a user's own modules: running averages that are no normalization layer's, tables, masks."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,8 +14,6 @@ from zeroforget.core.layers import GrowingLayer, GrowingNorm, widen
 from zeroforget.core.tensors import GrowingTensor
 
 Labels = Mapping[str, tuple[Label, ...]]
-Numbers = dict[str, dict[str, float]]
-"""Of each module by its path, the numbers that it holds as plain attributes."""
 ASKS = "it asks for next(parameters()), but only what is newborn is a parameter; ask its input or a buffer instead"
 """Why a module of the user's own finds nothing (StopIteration)."""
 
@@ -77,24 +75,8 @@ def kept(body: nn.Module) -> nn.Module:
     return held
 
 
-def noted(body: nn.Module) -> Numbers:
-    """All plain numbers as they are, likewise."""
-    return {path: noted_by(module) for path, module in owners(body)}
-
-
-def noted_by(module: nn.Module) -> dict[str, float]:
-    """Those of one module: a scale that it follows while it learns, say."""
-    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
-
-
-def note(module: nn.Module, numbers: Mapping[str, float]) -> None:
-    """Give a module these numbers, where it has some of the same names."""
-    for name in noted_by(module).keys() & numbers.keys():
-        vars(module)[name] = numbers[name]
-
-
-def put_back(body: nn.Module, held: nn.Module, numbers: Numbers) -> None:
-    """All buffers and numbers as they were; a buffer that was not there then is not there again."""
+def put_back(body: nn.Module, held: nn.Module) -> None:
+    """All buffers as they were; one that was not there then is not there again."""
     made: dict[int, tuple[Tensor, Tensor]] = {}
     for path, module in owners(body):
         for name, buffer in module._buffers.items():
@@ -103,7 +85,34 @@ def put_back(body: nn.Module, held: nn.Module, numbers: Numbers) -> None:
                 module._buffers[name] = None if value is None else value.clone()
             else:
                 module._buffers[name] = made.setdefault(id(buffer), (buffer, value.clone()))[1]
-        note(module, numbers.get(path, {}))
+
+
+def warn_if_moved(body: nn.Module, given: nn.Module) -> None:
+    """Say so where a module follows something in a plain number while it learns (a running scale without a buffer).
+
+    That is in no state, so answers go by the number that was given. What only counts, or drops features while learning,
+    is nobody's concern.
+    """
+    before = dict(given.named_modules())
+    for path, module in owners(body):
+        then = vars(before[path]) if path in before else {}
+        for name, value in vars(module).items():
+            if isinstance(value, float) and name in then and not _drops(name) and _another(then[name], value):
+                warnings.warn(
+                    f"module '{path}' ({type(module).__name__}) has changed its number '{name}' from {then[name]} to "
+                    f"{value:g} while it learned. Answers go by the first, for plain numbers are not saved and belong "
+                    f"to no task: make it a tensor, register_buffer('{name}', ...), and each task keeps its own",
+                    stacklevel=4,
+                )
+
+
+def _another(then: Any, now: float) -> bool:
+    return then is None or (isinstance(then, (int, float)) and then != now)
+
+
+def _drops(name: str) -> bool:
+    """Whether a number of this name is that of a dropout, which may follow a schedule."""
+    return name == "p" or "drop" in name
 
 
 def let_go(body: nn.Module) -> None:

@@ -23,16 +23,16 @@ def on_gpu(*tensors: Tensor) -> bool:
     """Whether these, all of one shape, are the kernels' to work on: they must lie in memory alike, and without gaps."""
     first = tensors[0]
     alike = all(t.dtype == torch.float32 and t.stride() == first.stride() for t in tensors)
-    return alike and kernels.on_gpu(first) and _dense(first)
+    return alike and first.numel() > 0 and kernels.on_gpu(first) and _dense(first)
 
 
 def _dense(x: Tensor) -> bool:
     return x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
-def in_order(x: Tensor) -> Tensor:
-    """One number after the other, as they lie in memory if there are no gaps: no copy then."""
-    return x.permute(0, 2, 3, 1).reshape(-1) if x.dim() == 4 and not x.is_contiguous() else x.reshape(-1)
+def in_order(x: Tensor, like: Tensor) -> Tensor:
+    """One number after the other, in the order in which `like` lies in memory: no copy, if x lies alike."""
+    return x.permute(0, 2, 3, 1).reshape(-1) if like.dim() == 4 and not like.is_contiguous() else x.reshape(-1)
 
 
 def spring(thetas: Sequence[Tensor], anchors: Sequence[Tensor], firm: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -42,7 +42,7 @@ def spring(thetas: Sequence[Tensor], anchors: Sequence[Tensor], firm: Sequence[T
     if not large:
         away = [theta - anchor for theta, anchor, _ in given]
         forces = [k * a for (_, _, k), a in zip(given, away, strict=True)]
-        parts = [torch.dot(in_order(f), in_order(a)) for f, a in zip(forces, away, strict=True)]
+        parts = [torch.dot(in_order(f, a), in_order(a, a)) for f, a in zip(forces, away, strict=True)]
         return forces, torch.stack(parts).sum()
     from zeroforget.core import gpu_passes
 
@@ -51,7 +51,8 @@ def spring(thetas: Sequence[Tensor], anchors: Sequence[Tensor], firm: Sequence[T
     if few := [each for i, each in enumerate(given) if i not in made]:
         away = list(torch._foreach_sub([t for t, _, _ in few], [a for _, a, _ in few]))
         forces = list(torch._foreach_mul(away, [k for _, _, k in few]))
-        total = total + torch.dot(*(torch.cat([in_order(t) for t in tensors]) for tensors in (forces, away)))
+        flat = (torch.cat([in_order(t, a) for t, a in zip(each, away, strict=True)]) for each in (forces, away))
+        total = total + torch.dot(*flat)
         made |= zip((i for i in range(len(given)) if i not in made), forces, strict=True)
     return [made[i] for i in range(len(given))], total
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zeroforget.data import Task
 from zeroforget.methods.activity import Watch
 from zeroforget.methods.base import Method, Overhead, bits
-from zeroforget.training import Fit, FitLog
+from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
 
 
@@ -48,7 +48,7 @@ class Taught(Method):
         """Keep a copy of the network as it is, then learn."""
         self._lr, self._batch = fit.regime.reach, min(fit.regime.batch_size, len(task.train))
         if self.specs:
-            self._teacher = (_standing(self.net, fit.regime.device, half=fit.regime.precision == "bf16"),)
+            self._teacher = (standing(self.net, self.get_buffer("example"), fit.regime),)
         try:
             return super().learn(task, fit, past)
         finally:
@@ -110,13 +110,23 @@ class Taught(Method):
         return Overhead(training=bits(*self.net.parameters(), *self.net.buffers()))
 
 
-def _standing(net: nn.Module, device: str, *, half: bool) -> nn.Module:
+def standing(net: nn.Module, example: Tensor, regime: Regime) -> nn.Module:
     """A copy of the network that only answers. Under mixed precision its layers are brought into the lower one here,
-    once, and not in every step; the answers are the same, bit for bit."""
+    once, and not in every step, if its answers stay the same, bit for bit: not if somebody reads a layer's weight."""
     copied = copy.deepcopy(net).eval().requires_grad_(False)
-    if device.startswith("cuda"):
+    if regime.device.startswith("cuda"):
         copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for module in copied.modules() if half else ():
+    if regime.precision != "bf16":
+        return copied
+    lower = copy.deepcopy(copied)
+    for module in lower.modules():
         if type(module) in (nn.Linear, nn.Conv2d):
             module.weight.data = module.weight.data.bfloat16()
-    return copied
+    x = example
+    if x.is_floating_point():  # it may be nothing but zeros
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    try:
+        with torch.no_grad(), regime.autocast():
+            return lower if torch.equal(lower(x), copied(x)) else copied
+    except RuntimeError:  # it computes by itself, in full precision
+        return copied
