@@ -429,12 +429,12 @@ class GrowingNetwork(nn.Module):
         return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
 
     def _cached(self, number: int) -> nn.Module:
-        if (dense := self._cache.get(number)) is not None:
-            return dense
-        with self._lock:
-            with torch.inference_mode(False):  # else it would be of use in inference mode alone
-                dense = self.dense(number)
-            self._cache[number] = dense
+        if (kept := self._cache.get(number)) is not None:  # without the lock: compiled code cannot follow one
+            return kept
+        with self._lock, torch.inference_mode(False):  # else it would be of use in inference mode alone
+            if number not in self._cache:  # another thread may have made it meanwhile
+                self._cache[number] = self.dense(number)
+            dense = self._cache[number]
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
             return dense
