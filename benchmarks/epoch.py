@@ -199,6 +199,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--experiment", type=Path, help="take network, regime and augmentation from this file")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    try:
+        for name in args.also:
+            registry.find(name)
+    except ValueError as error:
+        parser.error(str(error))
     args.options, args.augmented = dict[str, Any](), dict[str, Any]()
     if args.experiment is None:
         chosen = dict(lr=args.lr, precision=args.precision, batch_size=args.batch)
