@@ -347,10 +347,11 @@ def compare_passes(device: str = "cpu", by_kernels: bool = True) -> None:
                 _compare_springs(made)
             for bound, decay in ((1e9, 0.0), (1.0, 0.1)):
                 _compare_restraint(layout, device, bound, decay)
-    if by_kernels:
         whole, apart = torch.ones(4, 6, 2, 2, device=device), torch.ones(4, 12, 2, 2, device=device)[:, ::2]
+        assert passes.on_gpu(whole, whole) == by_kernels
         assert not passes.on_gpu(apart, apart), "gaps in memory are no place for a kernel"
         assert not passes.on_gpu(whole, whole.contiguous(memory_format=torch.channels_last)), "nor are two orders"
+        assert not passes.on_gpu(whole.double(), whole.double()), "nor are numbers that it would shorten"
 
 
 def _made(draw: Callable[..., Tensor], shape: tuple[int, ...], layout: torch.memory_format, device: str) -> Tensor:

@@ -17,7 +17,9 @@ from zeroforget.core.gpu import Shape, unit_of
 from zeroforget.core.passes import Gradient, Held
 
 _BLOCK = 2048
+"""Weights that a program of `_spring` holds at a time."""
 _PROGRAMS = 1056
+"""How many programs share one tensor at the most: enough to fill a large GPU several times over."""
 
 
 def spring(given: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:

@@ -44,8 +44,8 @@ class Lwf(Taught):
         self.temperature = temperature
 
     def departure(self, now: Features, before: Tensor, task: int, batch: int) -> Tensor:
-        """λ times the distillation of every old head. Those of as many classes answer together: ten small layers, one
-        after the other, would take a GPU longer than all the rest of the loss."""
+        """λ times the distillation of every old head. Those of as many classes answer together, so that a GPU has few
+        operators to run, however many tasks there were."""
         old = [cast(nn.Linear, head) for head in self.heads[:task]]
         parts = []
         for classes in sorted({head.out_features for head in old}):
