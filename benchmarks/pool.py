@@ -5,9 +5,9 @@
 
 Each is `zeroforget run experiments/NAME.toml --methods METHOD` in a process of its own, begun in the order given (the
 longest first). `NAME:METHOD@12` is begun only in the first twelve minutes: later it would not come to its end, and only
-slow the others down. `--set KEY=VALUE` changes a value for all of them. Whenever one ends, all finished runs of its
-experiment are written to `--results` as one small file. When the time is over the rest are stopped; the same command
-goes on with them where they were.
+slow the others down. `--set KEY=VALUE` changes a value for all of them, `--set METHOD.KEY=VALUE` for that one. Whenever
+one ends, all finished runs of its experiment are written to `--results` as one small file. When the time is over the
+rest are stopped; the same command goes on with them where they were.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Job:
             raise argparse.ArgumentTypeError(f"'{text}' is not NAME:METHOD with a file experiments/NAME.toml")
         return job
 
-    def start(self, args: argparse.Namespace) -> subprocess.Popen[bytes]:
-        """Begin it; what it says goes to a file beside its runs."""
+    def start(self, args: argparse.Namespace, others: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        """Begin it, without changes that begin with others' names; what it says goes to a file beside its runs."""
         words = ["run", f"experiments/{self.experiment}.toml", "--methods", self.method, "--out", str(args.out)]
-        words += [word for change in args.set for word in ("--set", change)]
+        words += [word for change in args.set if not change.startswith(others) for word in ("--set", change)]
         words += ["--device", args.device] if args.device else []
         words += ["--data-root", str(args.data_root)] if args.data_root else []
         args.out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,8 @@ def run(jobs: list[Job], args: argparse.Namespace) -> list[Job]:
                     unfinished.append(job)
                     say(began, job, "is not begun: it is too late")
                     continue
-                running[job] = job.start(args)
+                others = tuple(f"{other.method}." for other in jobs if other.method != job.method)
+                running[job] = job.start(args, others)
                 say(began, job, "begins")
             for job, process in list(running.items()):
                 if process.poll() is not None:

@@ -24,6 +24,7 @@ patience = 100000
 [methods]
 finetuning = {{}}
 freezing = {{}}
+packnet = {{ retrain_epochs = 1 }}
 """
 
 
@@ -54,6 +55,14 @@ def test_what_ends_is_written_down(args: argparse.Namespace, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert said.index("finetuning begins") < said.index("freezing begins")
     assert said.count("is finished") == 2
+
+
+def test_a_change_of_a_methods_option_is_that_methods_alone(args: argparse.Namespace) -> None:
+    args.set.append("packnet.retrain_epochs=2")
+    assert pool.run([Job.parse("short:finetuning"), Job.parse("short:packnet")], args) == []
+    found = {run.method: run for run in archive.load(args.results / "short.json")}
+    assert found["packnet"].options["retrain_epochs"] == 2
+    assert found["finetuning"].regime["batch_size"] == 40
 
 
 def test_what_does_not_end_in_time_is_stopped_and_told(args: argparse.Namespace) -> None:
