@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from benchmarks.facts import commit
 from benchmarks.naive import NaiveMasks
 from benchmarks.timing import Step, captured, medians
+from zeroforget.core.beside import late
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick, rectified
@@ -45,8 +46,9 @@ def step_of(
     optimizer: torch.optim.Optimizer | None,
     *args: Any,
     inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    waits: bool = False,
 ) -> Step:
-    """Forward, backward, update."""
+    """Forward, backward, update. If it `waits`, gradients of weights come when the whole way back is done."""
 
     def step() -> None:
         if optimizer is not None:
@@ -54,7 +56,8 @@ def step_of(
         autocast = torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
         with inside(), autocast:
             loss = F.cross_entropy(model(x, *args), y)
-        loss.backward()
+        with late(x.device) if waits else nullcontext():
+            loss.backward()
         if optimizer is not None:
             optimizer.step()
 
@@ -127,7 +130,7 @@ def contestants(work: Work, frozen: float, bf16: bool) -> dict[str, Step]:
         model.train()
         found = rectified(model, x, *more) if quick else []
         inside = (lambda: Quick(found)) if quick else nullcontext
-        steps[name] = captured(step_of(model, x, y, bf16, optimizer, *more, inside=inside))
+        steps[name] = captured(step_of(model, x, y, bf16, optimizer, *more, inside=inside, waits=quick))
 
     enter("finetuning", nn.Sequential(*plain()), True)
     if device == "cuda":

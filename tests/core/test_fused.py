@@ -264,7 +264,7 @@ def test_an_error_while_parameters_are_brought_into_place_leaves_none_of_them(mo
         if made:
             raise RuntimeError("out of memory")
         made.append(self)
-        self._ready = layers._Ready(None, self.grown.value, kernels.Vectors(), None)  # type: ignore[arg-type]
+        self._ready = layers._Ready(None, self.grown.value, kernels.Vectors())
 
     monkeypatch.setattr(layers, "Beside", Recorded)
     monkeypatch.setattr(layers.GrowingLayer, "make_ready", make_ready)

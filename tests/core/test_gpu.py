@@ -24,6 +24,7 @@ from tests.core.kernel_twins import (
 )
 from tests.methods.kernel_steps import compare_methods
 from zeroforget.core import kernels
+from zeroforget.core.beside import late
 from zeroforget.core.grow import grow
 from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick, rectified, wide_products
@@ -215,8 +216,10 @@ def test_only_recorded_steps_are_quick(recorded: bool) -> None:
 
 @pytest.mark.parametrize("align", [1, 8])
 @pytest.mark.parametrize("quick", [False, True])
-def test_gradients_found_beside_each_other_are_those_found_in_turn(quick: bool, align: int) -> None:
-    """While a step is recorded, a layer's gradients are found at the same time; otherwise one after the other."""
+@pytest.mark.parametrize("waits", [False, True])
+def test_gradients_found_beside_each_other_are_those_found_in_turn(waits: bool, quick: bool, align: int) -> None:
+    """While a step is recorded, a layer's gradients are found at the same time, and within `late` those of several
+    layers; otherwise one after the other."""
     shape = (3, 64, 64)
     net = growing("vgg16-tiny", shape, align)
     model: torch.nn.Module = build("vgg16-tiny", shape, width=0.5, dropout=0.0).cuda() if quick else net
@@ -232,7 +235,13 @@ def test_gradients_found_beside_each_other_are_those_found_in_turn(quick: bool, 
             with Quick() if quick else nullcontext():
                 y = model(x) if quick else net(x, "b")
             loss = y.float().sin().sum()
-        return list(torch.autograd.grad(loss, parameters))
+        if not waits:
+            return list(torch.autograd.grad(loss, parameters))
+        for parameter in parameters:
+            parameter.grad = None
+        with late(x.device):
+            loss.backward()
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         stream = torch.cuda.Stream()
@@ -243,7 +252,8 @@ def test_gradients_found_beside_each_other_are_those_found_in_turn(quick: bool, 
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = gradients()
-    for _ in range(3):
+    assert len(found) == len(parameters)
+    for _ in range(20):
         graph.replay()
         torch.cuda.synchronize()
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zeroforget.core import kernels
-from zeroforget.core.beside import Beside
+from zeroforget.core.beside import Beside, Given
 from zeroforget.core.births import Places
 from zeroforget.core.kernels import Affine
 from zeroforget.core.ops import Block, Geometry, apply, autocast_dtype, cast, input_gradient, weight_gradient
@@ -88,7 +88,6 @@ class _Fused(torch.autograd.Function):
         room: int,
     ) -> Tensor:
         ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
-        ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
         dtype = autocast_dtype(x)
         x = kernels.widened(x, room) if x.dtype == (dtype or x.dtype) else cast(x, dtype)
         x, weight = _wider(x, weight.shape[1]), cast(weight, dtype)
@@ -113,40 +112,58 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out, *_ = ctx.saved_tensors
+        x, weight, out, *saved = ctx.saved_tensors
+        wanted = zip(saved, ctx.needs_input_grad[1:6], strict=True)
+        rows, cols, born, gamma, beta = (Given.of(part) if needed else None for part, needed in wanted)
         plan: Plan = ctx.plan
         block, geometry = plan.block, plan.geometry
-        need_x, need_rows, need_cols, need_born = ctx.needs_input_grad[:4]
-        grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
         if out is None and kernels.room(g) == weight.shape[0]:  # it brings its zeros along
             g = kernels.widened(g, weight.shape[0])
         g = kernels.side_by_side(g)
         left = None if out is None else kernels.matrix(out)
         flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
         gy = kernels.like(flat, g)
+        whole = by_gamma = by_beta = by_cols = grad_x = None
+        at_once = rows is not None and cols is not None and _mostly_new(block, ctx.inputs)
         with Beside(g) as beside:
+            beside.reads(gy, x, sums)
             with beside.aside():
-                whole = None
-                if need_rows and need_cols and _mostly_new(block, ctx.inputs):
-                    whole = _weight_part(gy, x, weight, geometry)[:, : ctx.inputs]
-                    grad_rows = block.new_out.take(whole, 0)
-                    grad_cols = block.new_in.take(block.old_out.take(whole, 0), 1)
-                if (need_rows and whole is None) or (need_born and sums is None):
-                    new, grad_born = _channels(gy, block.new_out, plan, sums=need_born and sums is None)
-                    if need_rows and whole is None:
-                        grad_rows = _weight_part(new, x, weight, geometry)[: len(block.new_out), : ctx.inputs]
-                if need_cols and whole is None:
-                    new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
-                    grad_cols = _weight_part(gy, new_x, weight, geometry)
-                    grad_cols = block.old_out.take(grad_cols, 0).narrow(1, 0, len(block.new_in))
+                want = rows is not None and not at_once, born is not None and sums is None
+                by_rows, by_born = _by_new_outputs(gy, x, weight, plan, *want)
+                if at_once:
+                    whole = _weight_part(gy, x, weight, geometry)
+                    by_rows = block.new_out.take(whole, 0)
                 if sums is not None:
-                    grad_gamma, grad_beta = plan.covered.take(sums.gamma, 0), plan.covered.take(sums.beta, 0)
-                    grad_born = block.new_out.take(sums.bias, 0) if need_born else None
-                grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
-                cast_back = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
-            if need_x:
+                    by = sums()
+                    by_gamma, by_beta = plan.covered.take(by.gamma, 0), plan.covered.take(by.beta, 0)
+                    by_born = block.new_out.take(by.bias, 0)
+                by_rows = None if by_rows is None else by_rows[:, : ctx.inputs]
+                found = (rows, by_rows), (born, by_born), (gamma, by_gamma), (beta, by_beta)
+                grad_rows, *others = [beside.give(given, by) for given, by in found]
+            with beside.aside(0 if at_once else 1):
+                if whole is not None:
+                    by_cols = block.new_in.take(block.old_out.take(whole, 0), 1)
+                elif cols is not None:
+                    new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
+                    by_cols = block.old_out.take(_weight_part(gy, new_x, weight, geometry), 0)
+                    by_cols = by_cols[:, : len(block.new_in)]
+                grad_cols = beside.give(cols, by_cols)
+            if ctx.needs_input_grad[0]:
                 grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
-        return (grad_x, *cast_back, None, None, None, None, None)
+        return (grad_x, grad_rows, grad_cols, *others, None, None, None, None, None)
+
+
+def _by_new_outputs(
+    gy: Tensor, x: Tensor | None, weight: Tensor, plan: Plan, rows: bool, born: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of new outputs' weights, from all that x has, and of their biases, each if asked for."""
+    if not rows and not born:
+        return None, None
+    new, total = _channels(gy, plan.block.new_out, plan, sums=born)
+    if not rows:
+        return None, total
+    assert x is not None
+    return _weight_part(new, x, weight, plan.geometry)[: len(plan.block.new_out)], total
 
 
 def _wider(x: Tensor, columns: int) -> Tensor:

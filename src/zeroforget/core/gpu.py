@@ -7,6 +7,8 @@ multiples of `LANES` are handed over in that unit: the compiler sees the multipl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -66,7 +68,7 @@ def finish(y: Tensor, given: Vectors, relu: bool, columns: int) -> None:
     )
 
 
-def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> tuple[Tensor, Sums | None]:
+def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> tuple[Tensor, Callable[[], Sums] | None]:
     """As `kernels.unfinish`, where there is something to do; y had `wide` columns."""
     rows, columns = g.shape
     scaled = given.scale is not None
@@ -93,13 +95,16 @@ def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> t
         TILE=shape.tile,
         WIDTH=shape.width,
     )
-    if given.scale is None or given.beta is None:
-        return gy, None
+    scale, beta = given.scale, given.beta
+    return gy, None if scale is None or beta is None else lambda: _summed(partial, scale, beta)
+
+
+def _summed(partial: Tensor, scale: Tensor, beta: Tensor) -> Sums:
+    """The gradients that are sums over rows, from the sums of parts of them."""
+    _, parts, columns = partial.shape
     total = partial.new_empty((3, columns))
-    _sums[(triton.cdiv(columns, 16),)](
-        partial, given.scale, given.beta, total, shape.parts, columns, SCALED=True, TILE=128, WIDTH=16
-    )
-    return gy, Sums(total[1], total[0], total[2])
+    _sums[(triton.cdiv(columns, 16),)](partial, scale, beta, total, parts, columns, SCALED=True, TILE=128, WIDTH=16)
+    return Sums(total[1], total[0], total[2])
 
 
 def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:

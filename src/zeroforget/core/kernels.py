@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -202,9 +203,10 @@ class Sums:
 
 def unfinish(
     g: Tensor, out: Tensor | None, given: Vectors, relu: bool, wide: int | None = None
-) -> tuple[Tensor, Sums | None]:
-    """Back through `finish`: the gradient of y and, where there is a scale, the sums. `out` is what `finish` left, and
-    y was so `wide` (None: as g); what lay behind the features gets zeros. Rows of g and `out` may lie apart.
+) -> tuple[Tensor, Callable[[], Sums] | None]:
+    """Back through `finish`: the gradient of y and, where there is a scale, what finds the sums, for which the next
+    layer need not wait. `out` is what `finish` left, and y was so `wide` (None: as g); what lay behind the features
+    gets zeros. Rows of g and `out` may lie apart.
 
     With m the gradient behind the rectifier: dβ = Σ m, db = γ Σ m, dγ = Σ m (y + b) = (Σ m · out − β Σ m) / γ.
     """
@@ -228,7 +230,7 @@ def unfinish(
     total, moment = m.sum(0), (m * out).sum(0)
     by_scale = torch.where(given.scale == 0, 0.0, (moment - given.beta * total) / given.scale)
     sums = Sums(by_scale, total, given.scale * total)
-    return F.pad((m * given.scale).to(g.dtype), behind), sums
+    return F.pad((m * given.scale).to(g.dtype), behind), lambda: sums
 
 
 def every(columns: int) -> Places:

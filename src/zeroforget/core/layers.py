@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zeroforget.core.beside import Beside
+from zeroforget.core.beside import Beside, Done
 from zeroforget.core.births import Places, select
 from zeroforget.core.fused import Plan, fits, fused, widths
 from zeroforget.core.kernels import Affine, Vectors, positions, vectors
@@ -181,8 +181,12 @@ class GrowingLayer(nn.Module):
         if self._fused is not None and self._fused[0].block is self.grown.block and self._fuses(norm):
             _, affine = self._fuse(norm, self._fused[0].geometry, device)
             weight = self.grown.synced(dtype, widths(self.grown.value.shape))
-            made = vectors(affine)
-            self._ready = _Ready(dtype, weight, made, torch.cuda.current_stream(device).record_event())
+            self._ready = _Ready(dtype, weight, vectors(affine))
+
+    def ready_after(self, done: Done) -> None:
+        """What was brought into place is there when that has happened."""
+        if self._ready is not None:
+            self._ready.done = done
 
     def forget_ready(self) -> None:
         """Parameters may change from now on."""
@@ -192,7 +196,7 @@ class GrowingLayer(nn.Module):
         """The whole weight in this precision and, where they are ready, scale and shift."""
         if self._ready is None or self._ready.dtype != dtype:
             return self.grown.synced(dtype, widths(self.grown.value.shape)), None
-        torch.cuda.current_stream(device).wait_event(self._ready.done)
+        self._ready.done.wait()
         return self._ready.weight, self._ready.made
 
     def _fuse(self, norm: FeatureNorm, geometry: Geometry | None, device: torch.device) -> tuple[Plan, Affine]:
@@ -265,14 +269,14 @@ class GrowingLayer(nn.Module):
             return weight, shift.clone() if bias is None else bias * scale + shift
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Ready:
-    """What a layer reads of its parameters, made on another stream, and when it is done."""
+    """What a layer reads of its parameters, made aside, and when it is done."""
 
     dtype: torch.dtype | None
     weight: Tensor
     made: Vectors
-    done: torch.cuda.Event
+    done: Done = field(default_factory=Done)
 
 
 @contextmanager
@@ -282,8 +286,16 @@ def ahead(net: nn.Module, x: Tensor) -> Iterator[None]:
         layers = [layer for layer in net.modules() if isinstance(layer, GrowingLayer)] if beside.recorded else []
         try:
             with beside.aside():
-                for layer in layers:
+                waiting: list[GrowingLayer] = []
+                for number, layer in enumerate(layers, 1):
                     layer.make_ready(autocast_dtype(x), x.device)
+                    waiting.append(layer)
+                    # Not each by itself, since waiting has a price: the next one, the next two, the next four.
+                    if number.bit_count() == 1 or number == len(layers):
+                        done = Done.now(x.device)
+                        for each in waiting:
+                            each.ready_after(done)
+                        waiting = []
             yield
         finally:
             for layer in layers:

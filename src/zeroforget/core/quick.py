@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from zeroforget.core import kernels
-from zeroforget.core.beside import Beside
+from zeroforget.core.beside import Beside, Given
 from zeroforget.core.layers import GrowingNorm
 from zeroforget.core.ops import Geometry, apply, autocast_dtype, cast, convolution_backward
 
@@ -254,7 +254,7 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool) -> Tensor:
         ctx.geometry, ctx.relu = geometry, relu
-        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.dtype, ctx.given = x.dtype, (Given.of(weight), Given.of(bias))
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
@@ -271,17 +271,18 @@ class _Convolved(torch.autograd.Function):
         if ctx.relu:
             flat, _ = kernels.unfinish(kernels.matrix(g), kernels.matrix(out), kernels.Vectors(), relu=True)
             g = kernels.like(flat, g)
-        by_x, by_weight, by_bias = ctx.dtypes
         grad_x = grad_weight = grad_bias = None
         with Beside(g) as beside:
+            beside.reads(g, x)
             with beside.aside():
                 if need_weight:
                     found = convolution_backward(g, x, weight, ctx.geometry, [False, True, False])
-                    grad_weight = found[1].to(by_weight)
+                    grad_weight = beside.give(ctx.given[0], found[1])
+            with beside.aside(1):
                 if need_bias:
-                    grad_bias = kernels.totals(kernels.matrix(g)).to(by_bias)
+                    grad_bias = beside.give(ctx.given[1], kernels.totals(kernels.matrix(g)))
             if need_x:
-                grad_x = convolution_backward(g, x, weight, ctx.geometry, [True, False, False])[0].to(by_x)
+                grad_x = convolution_backward(g, x, weight, ctx.geometry, [True, False, False])[0].to(ctx.dtype)
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -323,7 +324,7 @@ class _Standardized(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.given = x.dtype, (Given.of(weight), Given.of(bias))
         x, weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(x, weight)
         with torch.autocast(x.device.type, enabled=False):
@@ -335,9 +336,11 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
         with Beside(g) as beside:
+            beside.reads(g, x)
             with beside.aside():
-                grad_weight = _wide(g.t(), x) if need_weight else None
-                grad_bias = g.sum(0, dtype=torch.float32) if need_bias else None
+                grad_weight = beside.give(ctx.given[0], _wide(g.t(), x)) if need_weight else None
+            with beside.aside(1):
+                grad_bias = beside.give(ctx.given[1], g.sum(0, dtype=torch.float32)) if need_bias else None
             grad_x = g.mm(weight).to(ctx.dtype) if need_x else None
         return grad_x, grad_weight, grad_bias
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from zeroforget.core.beside import late
 from zeroforget.data import Split, Task
 from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
 from zeroforget.training.clip import clip
@@ -165,6 +166,8 @@ class _Loop:
         self.save_again = time.perf_counter() + _PAUSE if self.beside else -math.inf
         self.sizes = _sizes(len(self.train_split), self.regime.batch_size)
         self.steps = len(self.sizes)
+        self.total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        """The losses of this epoch's images so far."""
         self.recorded: dict[tuple[int, object], CapturedStep] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.start: dict[str, Tensor] = {}
@@ -257,7 +260,7 @@ class _Loop:
         order = order.to(self.train_split.labels.device)
         # On a GPU augmentation draws there, from the seed of the epoch's noise.
         self.draws = generator("augment", fit.seed, self.index, number) if self.on_cpu else None
-        total = torch.zeros(1, device=self.device, dtype=torch.float64)
+        self.total.zero_()
         self.learner.train()
         self.mixes = self.regime.mixes(number)
         key = (self.learner.capture_key(), self.mixes) if self.captured else None
@@ -270,11 +273,10 @@ class _Loop:
                     self._set_lr()
                 self.learner.before_step(step / self.steps)
                 loss = self._recorded(len(rows), key)(rows) if self.captured else self._step(rows)
-                total += len(rows) * (float(loss) if self.on_cpu else loss)
                 if self.on_cpu:
                     self._check(float(loss), number, step)
                 self._report(number, step + 1)
-        return total / len(order)
+        return self.total / len(order)
 
     def _step(self, rows: Tensor) -> Tensor:
         """One step on the images at these positions; returns the loss."""
@@ -290,13 +292,16 @@ class _Loop:
         if self.optimizer is not None:
             _check_loss(self.learner, loss)
             self.optimizer.zero_grad()
-            loss.backward()
+            with late(self.device):
+                loss.backward()
             self.learner.after_backward()
             if self.regime.clip is not None:
                 clip(self.optimizer, self.parameters, self.regime.clip)
             self.optimizer.step()
             self.learner.after_step()
-        return loss.detach()
+        loss = loss.detach().reshape(())
+        self.total.add_(loss, alpha=len(rows))
+        return loss
 
     @contextmanager
     def _spread(self) -> Iterator[None]:
@@ -317,7 +322,8 @@ class _Loop:
         if (size, key) not in self.recorded:
             assert self.optimizer is not None
             self.fit._later.wait()  # nobody else may use the GPU while a step is recorded
-            self.recorded[size, key] = CapturedStep(self._step, size, self.learner.moving(), self.optimizer)
+            state = self.learner.moving() | {"(the epoch's losses)": self.total}
+            self.recorded[size, key] = CapturedStep(self._step, size, state, self.optimizer)
         return self.recorded[size, key]
 
     @torch.no_grad()
