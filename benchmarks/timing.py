@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from zeroforget.core.beside import leading
+
 Step = Callable[[], object]
 
 
@@ -24,7 +26,7 @@ def captured(step: Step, warmup: int = 3) -> Step:
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=leading(torch.device("cuda"))):  # as our training loop records
         step()
 
     def replay(kept_alive: Step = step) -> None:  # a graph does not own the tensors that it works on

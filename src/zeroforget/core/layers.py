@@ -235,11 +235,11 @@ class GrowingLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_room": None, "_fused": None, "_ready": None}
 
-    def refresh(self) -> None:
-        """Fold the normalization in only while its scales are away from zero, by which its gradient divides."""
-        norm = self.norms[-1] if len(self.norms) else None
-        if self.may_fold and isinstance(norm, FeatureNorm) and norm.scale is not None:
-            self.folds = bool(norm.scale.detach().abs().min() > _SMALLEST_SCALE)
+    @property
+    def learned_scale(self) -> Tensor | None:
+        """The scales of the newest task, if they may be folded in."""
+        norm = self.norms[-1] if self.may_fold and len(self.norms) else None
+        return norm.scale.detach() if isinstance(norm, FeatureNorm) and norm.scale is not None else None
 
     def _geometry(self, x: Tensor) -> tuple[Tensor, Geometry]:
         """The convolution's numbers; padding that is not plain zeros on both sides is done here."""
@@ -267,6 +267,16 @@ class GrowingLayer(nn.Module):
             along = scale.view(-1, *[1] * (weight.dim() - 1))
             weight = weight.mul_(along) if along.dtype == weight.dtype else weight * along  # it is a copy of our own
             return weight, shift.clone() if bias is None else bias * scale + shift
+
+
+def refresh(layers: Iterable[GrowingLayer]) -> None:
+    """Fold normalizations in only while their scales are away from zero, by which their gradients divide."""
+    found = [(layer, scale) for layer in layers if (scale := layer.learned_scale) is not None]
+    if found:
+        smallest = [scale.abs().min().to(found[0][1].device) for _, scale in found]
+        folds = (torch.stack(smallest) > _SMALLEST_SCALE).tolist()  # a GPU is waited for once, not for each layer
+        for (layer, _), fold in zip(found, folds, strict=True):
+            layer.folds = fold
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from zeroforget.core.dense import hollow, numbers, replace, replace_kept, set_te
 from zeroforget.core.fingerprint import fingerprint
 from zeroforget.core.growth import Room, as_growth, whole
 from zeroforget.core.labels import births_of, label_size
-from zeroforget.core.layers import GrowingLayer, GrowingNorm, ahead, bits, seal, tie, unseal
+from zeroforget.core.layers import GrowingLayer, GrowingNorm, ahead, bits, refresh, seal, tie, unseal
 from zeroforget.core.layout import laid_out, layout_of
 from zeroforget.core.records import GrowthOverhead, TaskRecord
 from zeroforget.core.tensors import GrowingTensor
@@ -240,9 +240,8 @@ class GrowingNetwork(nn.Module):
         """Training mode or not, as for any module."""
         self._withdraw()
         super().train(mode)
-        for module in self.body.modules():
-            if mode and isinstance(module, GrowingLayer):
-                module.refresh()
+        if mode:
+            refresh(module for module in self.body.modules() if isinstance(module, GrowingLayer))
         return self
 
     def moving(self) -> dict[str, Tensor]:

@@ -162,12 +162,15 @@ class _Loop:
         self.told = -math.inf
         self.device = torch.device(self.regime.device)
         self.on_cpu = self.device.type == "cpu"
-        self.beside = _saves_beside(self.device)
+        self.beside, self.ahead = _saves_beside(self.device), _works_ahead(self.device)
         self.save_again = time.perf_counter() + _PAUSE if self.beside else -math.inf
         self.sizes = _sizes(len(self.train_split), self.regime.batch_size)
         self.steps = len(self.sizes)
         self.total = torch.zeros(1, dtype=torch.float64, device=self.device)
         """The losses of this epoch's images so far."""
+        self.order: Tensor | None = None
+        """The next epoch's, if it is there already."""
+        self.newest: dict[str, Tensor] | None = None
         self.recorded: dict[tuple[int, object], CapturedStep] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.start: dict[str, Tensor] = {}
@@ -216,10 +219,17 @@ class _Loop:
         return self.log
 
     def launch(self) -> None:
-        """Hand the next epoch to the device; on a GPU nothing here waits for it."""
+        """Hand the next epoch to the device; on a GPU nothing here waits for it.
+
+        There, what the next one needs is got ready meanwhile: the weights, should they be the best, and the order.
+        """
         self.began = time.perf_counter()
+        number = len(self.log.epochs)
         with self.lane():
-            self.outcome = torch.cat([self._train(len(self.log.epochs)), self._validate()])
+            loss = self._train(number)
+            self.newest = _copy(self.learner.moving()) if self.ahead else None
+            self.outcome = torch.cat([loss, self._validate()])
+            self.order = self._order(number + 1) if self.ahead else None
 
     def land(self) -> None:
         """Wait for the epoch, and draw the consequences."""
@@ -233,7 +243,8 @@ class _Loop:
         self.best_loss = min(self.best_loss, val_loss)
         seconds = time.perf_counter() - self.began
         if self.log.add(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds), self.regime.keep):
-            self.best = _copy(self.learner.moving())
+            self.best = self.newest or _copy(self.learner.moving())
+        self.newest = None
         plateau = self.regime.schedule == "patience" and self.waited >= self.regime.patience
         lr = self.lr / self.regime.decay if plateau else self.lr
         if plateau and lr < self.regime.min_lr:
@@ -256,8 +267,7 @@ class _Loop:
     def _train(self, number: int) -> Tensor:
         """One pass over the training data; the mean loss, still on the device."""
         fit = self.fit
-        order = torch.randperm(len(self.train_split), generator=generator("shuffle", fit.seed, self.index, number))
-        order = order.to(self.train_split.labels.device)
+        order = self._order(number) if self.order is None else self.order
         # On a GPU augmentation draws there, from the seed of the epoch's noise.
         self.draws = generator("augment", fit.seed, self.index, number) if self.on_cpu else None
         self.total.zero_()
@@ -277,6 +287,12 @@ class _Loop:
                     self._check(float(loss), number, step)
                 self._report(number, step + 1)
         return self.total / len(order)
+
+    def _order(self, number: int) -> Tensor:
+        """The positions of all images as they come in this epoch, where the labels are."""
+        draws = generator("shuffle", self.fit.seed, self.index, number)
+        order, device = torch.randperm(len(self.train_split), generator=draws), self.train_split.labels.device
+        return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order
 
     def _step(self, rows: Tensor) -> Tensor:
         """One step on the images at these positions; returns the loss."""
@@ -419,6 +435,11 @@ def _saves_beside(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def _works_ahead(device: torch.device) -> bool:
+    """Whether an epoch is handed over as a whole, so that there is time until it is done."""
+    return device.type == "cuda"
+
+
 def _check_loss(learner: Learner, loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         found = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
@@ -442,8 +463,16 @@ def _resident(split: Split, device: torch.device) -> Split:
     return Split(images.to(device), split.labels.to(device))
 
 
+@torch.no_grad()
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    """On a GPU all at once, as far as they are of one kind."""
+    copies = {name: torch.empty_like(tensor.detach()) for name, tensor in tensors.items()}
+    kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(name)
+    for names in kinds.values():
+        torch._foreach_copy_([copies[name] for name in names], [tensors[name] for name in names])
+    return copies
 
 
 @torch.no_grad()

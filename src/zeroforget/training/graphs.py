@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from zeroforget.core.beside import leading
+
 Body = Callable[[Tensor], Tensor]
 """Given the positions of a batch in the training split, makes a step and returns its loss."""
 
@@ -36,7 +38,7 @@ class CapturedStep:
         try:
             # A stream of this device: torch's own is of whichever device was the first to record. Graphs of one stream
             # share a workspace for products, so what shall run beside others is recorded in its own lane.
-            with torch.cuda.graph(self.graph, stream=now if in_lane else torch.cuda.Stream(device)):
+            with torch.cuda.graph(self.graph, stream=now if in_lane else leading(device)):
                 self.loss = body(self.index)
         except RuntimeError as error:
             raise ValueError(
@@ -73,7 +75,7 @@ def lanes(device: torch.device, count: int) -> list[Lane]:
     draws = torch.cuda.default_generators[index]
 
     def lane() -> Lane:
-        stream, own = torch.cuda.Stream(device), draws.clone_state()
+        stream, own = leading(device), draws.clone_state()
 
         @contextmanager
         def within() -> Iterator[None]:
