@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.core.streams import Main
 from tests.core.test_fused import NETWORKS, learned
 from zeroforget.core import beside, layers, quick
 from zeroforget.core.beside import late
@@ -140,3 +141,69 @@ def test_outside_of_a_recording_nothing_waits(monkeypatch: pytest.MonkeyPatch) -
             y = net(images())
         y.sum().backward()
         assert all(p.grad is not None for p in net.parameters())
+
+
+def recorded_step(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Main, dict[str, Tensor | None]]:
+    """A step's gradients, where all that may come late does."""
+
+    def step() -> None:
+        with Quick():
+            y = net(images(), "b") if hasattr(net, "history") else net(images())
+        loss = y.sin().sum()
+        del y
+        with late(CPU):
+            loss.backward()
+
+    step()  # as before a recording: layers have had a turn
+    for number, parameter in enumerate(net.parameters()):
+        parameter.grad = None
+        parameter.data += 0.01 * number  # stale values would be seen
+    main = Main()
+    with monkeypatch.context() as patch:
+        patch.setattr(beside, "_stream", lambda device: main.current[-1])
+        patch.setattr(beside, "_companion", main.companion)
+        patch.setattr(torch.cuda, "stream", lambda way: way)
+        step()
+    return main, {name: p.grad for name, p in net.named_parameters()}
+
+
+def in_turn(net: nn.Module) -> dict[str, Tensor | None]:
+    """The gradients of the same step, one after the other."""
+    for parameter in net.parameters():
+        parameter.grad = None
+    with Quick():
+        y = net(images(), "b") if hasattr(net, "history") else net(images())
+    y.sin().sum().backward()
+    return {name: p.grad for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["plain", *NETS])
+def test_nothing_is_read_before_it_is_there_or_after_it_is_gone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = plain() if name == "plain" else learned(*NETS[name])
+    main, found = recorded_step(net, monkeypatch)
+    assert all(way.done == len(way.todo) for way in main.ways.values())
+    assert main.ways[0].todo
+    assert bool(main.ways[1].todo) == (not name.endswith("-1"))  # there, most is newborn: one product for all
+    expected = in_turn(net)
+    assert all(g is not None for g in expected.values())
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_memory_that_is_not_kept_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside.Beside, "reads", lambda *_: None)
+    with pytest.raises(AssertionError, match="freed before it was read"):
+        recorded_step(learned(*NETS["reused-1"]), monkeypatch)
+
+
+def test_gradients_that_nobody_waited_for_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside._Late, "end", lambda *_: None)
+    _, found = recorded_step(learned(*NETS["reused-1"]), monkeypatch)
+    assert any(g is not None and g.isnan().any() for g in found.values())
+
+
+def test_parameters_that_nobody_waited_for_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside.Done, "wait", lambda *_: None)
+    net = learned(*NETS["reused-1"])
+    _, found = recorded_step(net, monkeypatch)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(found, in_turn(net), rtol=1e-6, atol=1e-7)

@@ -33,7 +33,7 @@ class Beside:
 
     def __init__(self, x: Tensor) -> None:
         self.recorded = recorded(x.device)
-        self._here = torch.cuda.current_stream(x.device) if self.recorded and x.is_cuda else None
+        self._here = _stream(x.device) if self.recorded else None
         self._ways: dict[int, torch.cuda.Stream] = {}
         self._late = _OPEN.get(_place(x.device)) if self.recorded else None
         self._awaited = self._late is None
@@ -85,20 +85,19 @@ class Done:
     """A place in what goes on aside, for others to wait for."""
 
     def __init__(self, event: torch.cuda.Event | None = None, device: torch.device | None = None) -> None:
-        self._event, self._device = event, device
+        self._event, self._device = event, device or torch.device("cpu")
         self._waited: set[torch.cuda.Stream] = set()
 
     @staticmethod
     def now(device: torch.device) -> Done:
         """All that has been done until now."""
-        return Done(torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None, device)
+        here = _stream(device)
+        return Done(None if here is None else here.record_event(), device)
 
     def wait(self) -> None:
         """What comes next comes after it; whoever has waited once need not again."""
-        if self._event is None:
-            return
-        here = torch.cuda.current_stream(self._device)
-        if here not in self._waited:
+        here = _stream(self._device)
+        if self._event is not None and here is not None and here not in self._waited:
             self._waited.add(here)
             here.wait_event(self._event)
 
@@ -153,7 +152,7 @@ def late(device: torch.device) -> Iterator[None]:
     if not recorded(device):
         yield
         return
-    place, here = _place(device), torch.cuda.current_stream(device) if device.type == "cuda" else None
+    place, here = _place(device), _stream(device)
     going = _OPEN[place] = _Late()
     try:
         yield
@@ -172,8 +171,13 @@ _OPEN: dict[object, _Late] = {}
 """By the stream that a step is recorded on: its way back runs in another thread, on the same stream."""
 
 
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Where things are done now; on a CPU one thing comes after the other."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
 def _place(device: torch.device) -> object:
-    return torch.cuda.current_stream(device) if device.type == "cuda" else device
+    return _stream(device) or device
 
 
 def _may_come_late(parameter: Tensor) -> bool:
