@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from zeroforget.core.beside import leading
+from zeroforget.training.graphs import leading
 
 Step = Callable[[], object]
 

@@ -17,9 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FIRST = -3
-"""The priority of what everything waits for; what goes on aside has -1 and -2, in two ways that do not wait for each
-other."""
 _BEHIND = 3
 """How many layers' gradients may be on their way at once: what they read is kept until they are there."""
 
@@ -185,17 +182,13 @@ def _may_come_late(parameter: Tensor) -> bool:
     return not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
 
 
-def leading(device: torch.device) -> torch.cuda.Stream:
-    """A stream to record a step on: where there is not room for all, it goes before what is done aside."""
-    return torch.cuda.Stream(device, priority=_FIRST)
-
-
 _COMPANIONS: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
 
 
 def _companion(stream: torch.cuda.Stream, way: int) -> torch.cuda.Stream:
     """Each stream has its own. Products recorded on one share a workspace, and steps of two streams may run at once;
-    torch hands out 32 streams of each priority in turn, so leading streams and companions have priorities apart."""
+    torch hands out 32 streams of each priority in turn, so companions of each way have a priority of their own. A step
+    is recorded on a stream of a higher one: what every layer waits for goes first."""
     if (stream, way) not in _COMPANIONS:
         _COMPANIONS[stream, way] = torch.cuda.Stream(stream.device, priority=-1 - way)
     return _COMPANIONS[stream, way]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zeroforget.core.beside import late
 from zeroforget.core.quick import Quick, rectified
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog
@@ -239,6 +240,11 @@ class Method(nn.Module):
         possible = logits > -torch.inf
         even = -logs.where(possible, 0.0).sum(1) / possible.sum(1)
         return (1 - self.smoothing) * losses + self.smoothing * even
+
+    def backward(self, loss: Tensor) -> None:
+        """Find the gradients; while a step is recorded, those of weights beside all others."""
+        with late(loss.device):
+            loss.backward()
 
     def after_backward(self) -> None:
         """Gradients are there, the step is not yet made."""

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.beside import late
 from zeroforget.data import Split, Task
 from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
 from zeroforget.training.clip import clip
@@ -44,6 +43,7 @@ class Learner(Protocol):
     def before_step(self, done: float) -> None: ...
     def computing(self, recorded: bool) -> AbstractContextManager[Any]: ...
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor: ...
+    def backward(self, loss: Tensor) -> None: ...
     def after_backward(self) -> None: ...
     def after_step(self) -> None: ...
     def predictor(self, task: int) -> Predictor: ...
@@ -292,7 +292,7 @@ class _Loop:
         """The positions of all images as they come in this epoch, where the labels are."""
         draws = generator("shuffle", self.fit.seed, self.index, number)
         order, device = torch.randperm(len(self.train_split), generator=draws), self.train_split.labels.device
-        return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order
+        return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order.to(device)
 
     def _step(self, rows: Tensor) -> Tensor:
         """One step on the images at these positions; returns the loss."""
@@ -308,8 +308,7 @@ class _Loop:
         if self.optimizer is not None:
             _check_loss(self.learner, loss)
             self.optimizer.zero_grad()
-            with late(self.device):
-                loss.backward()
+            self.learner.backward(loss)
             self.learner.after_backward()
             if self.regime.clip is not None:
                 clip(self.optimizer, self.parameters, self.regime.clip)

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from zeroforget.core.beside import leading
-
 Body = Callable[[Tensor], Tensor]
 """Given the positions of a batch in the training split, makes a step and returns its loss."""
 
@@ -57,6 +55,11 @@ class CapturedStep:
         self.index.copy_(rows)
         self.graph.replay()
         return self.loss
+
+
+def leading(device: torch.device) -> torch.cuda.Stream:
+    """A stream to record a step on: where there is not room for all, it goes before what the step does beside."""
+    return torch.cuda.Stream(device, priority=-3)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
