@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.core import kernels, passes
+from zeroforget.core.beside import late
 from zeroforget.core.births import Places
 from zeroforget.core.grow import grow
 from zeroforget.core.kernels import Affine, positions
@@ -254,18 +255,18 @@ NETWORKS: list[type[nn.Module]] = [ToOnePosition, FeaturesApart, Normalized, Mix
 def compare_networks(device: str = "cpu", networks: Iterable[type[nn.Module]] = NETWORKS) -> None:
     """A step of whole networks by the kernels against one without them, in float32."""
     for make, fn, (growth, start) in product(networks, ("reused", "none"), ((0.2, 0.7), (0.5, 0.4), (None, 1.0))):
-        net = _grown(make, fn, growth, start).to(device)
+        net = grown(make, fn, growth, start).to(device)
         task = "a" if growth is None else "b"
         for batch in (4, 1) if make in (ToOnePosition, FeaturesApart) else (4,):
             x = torch.randn(batch, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
-            slow = _step(copy.deepcopy(net), x, task, by_kernels=False)
-            fast = _step(copy.deepcopy(net), x, task, by_kernels=True)
+            slow = step(copy.deepcopy(net), x, task, by_kernels=False)
+            fast = step(copy.deepcopy(net), x, task, by_kernels=True)
             for name, wanted in slow.items():
                 told = f"{make.__name__}, {fn}, {growth}, {batch} images: {name}: "
                 torch.testing.assert_close(fast[name], wanted, rtol=1e-3, atol=2e-4, msg=lambda m, told=told: told + m)
 
 
-def _grown(make: type[nn.Module], fn: str, growth: float | None, start: float) -> GrowingNetwork:
+def grown(make: type[nn.Module], fn: str, growth: float | None, start: float) -> GrowingNetwork:
     torch.manual_seed(0)
     net = grow(make(), torch.randn(2, 3, 8, 8), fn=fn, start=start, bridge="random")
     net.add_task("a", 3)
@@ -277,14 +278,15 @@ def _grown(make: type[nn.Module], fn: str, growth: float | None, start: float) -
     return net.train()
 
 
-def _step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dict[str, Tensor | None]:
+def step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dict[str, Tensor | None]:
     """The gradients of a step, that of its input too."""
     inside = rectified(net, x, task)
     x = x.clone(memory_format=torch.preserve_format).requires_grad_()
     with pytest.MonkeyPatch.context() as patch, Quick(inside) if by_kernels else nullcontext():
         patch.setattr(kernels, "on_gpu", lambda t: by_kernels and t.dtype != torch.float64)
         out = net(x, task)
-        out.sin().sum().backward()
+        with late(x.device):
+            out.sin().sum().backward()
     moved = {name: buffer for name, buffer in net.named_buffers() if "running" in name}
     return {"input": x.grad, "output": out.detach()} | moved | {name: p.grad for name, p in net.named_parameters()}
 
@@ -292,7 +294,7 @@ def _step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dic
 def keep_room() -> None:
     """Zeros behind odd widths go with the features from layer to layer, there and back: few columns are copied, and the
     features of the last layer alone."""
-    net, copied, plain = _grown(Normalized, "reused", 0.2, 0.7), list[int](), kernels.gather
+    net, copied, plain = grown(Normalized, "reused", 0.2, 0.7), list[int](), kernels.gather
 
     def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
         copied.append(columns)
@@ -300,7 +302,7 @@ def keep_room() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "gather", gather)
-        _step(net, torch.randn(4, 3, 8, 8).contiguous(memory_format=torch.channels_last), "b", by_kernels=True)
+        step(net, torch.randn(4, 3, 8, 8).contiguous(memory_format=torch.channels_last), "b", by_kernels=True)
     assert [columns for columns in copied if columns > 8] == [16]
 
 

@@ -6,14 +6,18 @@ somebody else might have written there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from zeroforget.core import beside
 
 
 class Main:
@@ -22,7 +26,6 @@ class Main:
     def __init__(self) -> None:
         self.ways: dict[int, Way] = {}
         self.current: list[Main | Way] = [self]
-        self.waited = 0
 
     def companion(self, _: object, way: int) -> Way:
         """One of those beside it."""
@@ -34,8 +37,17 @@ class Main:
 
     def wait_event(self, event: Callable[[], None]) -> None:
         """Everything before it is done now."""
-        self.waited += 1
         event()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within, steps are recorded on this stream."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(beside, "recorded", lambda device: True)
+            patch.setattr(beside, "_stream", lambda device: self.current[-1])
+            patch.setattr(beside, "_companion", self.companion)
+            patch.setattr(torch.cuda, "stream", lambda way: way)
+            yield
 
 
 class Way(TorchDispatchMode):
@@ -84,6 +96,10 @@ class Way(TorchDispatchMode):
         if made or before:
             self.todo.append((func, *held, [(n, t.detach()) for n, t in made]))
         return out
+
+    def later(self, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Note a call that writes into tensors it is given."""
+        self.todo.append((call, *tree_map_only(Tensor, self._held, (args, kwargs)), []))
 
     def run(self, until: int) -> None:
         """Do it."""

@@ -143,7 +143,7 @@ def test_outside_of_a_recording_nothing_waits(monkeypatch: pytest.MonkeyPatch) -
         assert all(p.grad is not None for p in net.parameters())
 
 
-def recorded_step(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Main, dict[str, Tensor | None]]:
+def recorded_step(net: nn.Module) -> tuple[Main, dict[str, Tensor | None]]:
     """A step's gradients, where all that may come late does."""
 
     def step() -> None:
@@ -159,10 +159,7 @@ def recorded_step(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Main
         parameter.grad = None
         parameter.data += 0.01 * number  # stale values would be seen
     main = Main()
-    with monkeypatch.context() as patch:
-        patch.setattr(beside, "_stream", lambda device: main.current[-1])
-        patch.setattr(beside, "_companion", main.companion)
-        patch.setattr(torch.cuda, "stream", lambda way: way)
+    with main.recording():
         step()
     return main, {name: p.grad for name, p in net.named_parameters()}
 
@@ -178,9 +175,9 @@ def in_turn(net: nn.Module) -> dict[str, Tensor | None]:
 
 
 @pytest.mark.parametrize("name", ["plain", *NETS])
-def test_nothing_is_read_before_it_is_there_or_after_it_is_gone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_before_it_is_there_or_after_it_is_gone(name: str) -> None:
     net = plain() if name == "plain" else learned(*NETS[name])
-    main, found = recorded_step(net, monkeypatch)
+    main, found = recorded_step(net)
     assert all(way.done == len(way.todo) for way in main.ways.values())
     assert main.ways[0].todo
     assert bool(main.ways[1].todo) == (not name.endswith("-1"))  # there, most is newborn: one product for all
@@ -192,18 +189,18 @@ def test_nothing_is_read_before_it_is_there_or_after_it_is_gone(name: str, monke
 def test_memory_that_is_not_kept_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside.Beside, "reads", lambda *_: None)
     with pytest.raises(AssertionError, match="freed before it was read"):
-        recorded_step(learned(*NETS["reused-1"]), monkeypatch)
+        recorded_step(learned(*NETS["reused-1"]))
 
 
 def test_gradients_that_nobody_waited_for_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside._Late, "end", lambda *_: None)
-    _, found = recorded_step(learned(*NETS["reused-1"]), monkeypatch)
+    _, found = recorded_step(learned(*NETS["reused-1"]))
     assert any(g is not None and g.isnan().any() for g in found.values())
 
 
 def test_parameters_that_nobody_waited_for_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside.Done, "wait", lambda *_: None)
     net = learned(*NETS["reused-1"])
-    _, found = recorded_step(net, monkeypatch)
+    _, found = recorded_step(net)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(found, in_turn(net), rtol=1e-6, atol=1e-7)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.core.streams import Main
 from tests.methods import helpers
 from tests.methods.replay import PlainStep
-from zeroforget.core import beside, layers, quick
+from zeroforget.core import layers, quick
 from zeroforget.core.quick import Quick
 from zeroforget.methods import Method, names
 from zeroforget.training import Regime, fit
@@ -81,15 +81,12 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
             seen.append(len(self._rectified[mode]))
         return Quick(self._rectified[mode])
 
-    main = Main()
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
     monkeypatch.setattr(layers, "fits", lambda x, geometry: x.dim() == (2 if geometry is None else 4))
     monkeypatch.setattr(Method, "computing", computing)
-    monkeypatch.setattr(beside, "recorded", lambda device: True)
-    monkeypatch.setattr(beside, "_stream", lambda device: main.current[-1])
-    monkeypatch.setattr(beside, "_companion", main.companion)
-    monkeypatch.setattr(torch.cuda, "stream", lambda way: way)
-    for tensor, value in learned(name, make).items():
+    with Main().recording():
+        found = learned(name, make)
+    for tensor, value in found.items():
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
     # A growing network has layers of its own, with rectifiers of their own; those of R-EWC are rotated, so that none
     # follows a plain convolution; and PNN's columns hear each other before they rectify, from the second on.
