@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.core.streams import Main
 from tests.core.test_fused import NETWORKS, learned
+from tests.methods import helpers
 from zeroforget.core import beside, layers, quick
 from zeroforget.core.beside import late
+from zeroforget.core.grow import grow
 from zeroforget.core.quick import Quick
+from zeroforget.methods import TaskSpec
 
 CPU = torch.device("cpu")
 
@@ -97,16 +103,119 @@ def test_they_are_there_after_the_block_and_lie_as_their_parameters_do() -> None
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_whoever_wants_to_see_a_gradient_sees_it_in_its_turn(hook: str) -> None:
-    net, seen = plain(), []
+    net, seen = plain(), list[Tensor | None]()
     watched = net.get_parameter("twice.weight")
-    getattr(watched, hook)(seen.append)
+    getattr(watched, hook)(lambda told: seen.append(told.grad if told is watched else told))
     with late(CPU):
         with Quick():
             y = net(images())
         y.sin().sum().backward()
-        assert len(seen) == 1
         assert net.get_parameter("first.weight").grad is None
-    torch.testing.assert_close(watched.grad, found(plain, waits=False)["twice.weight"])
+    expected = found(plain, waits=False)["twice.weight"]
+    torch.testing.assert_close(seen, [expected])
+    torch.testing.assert_close(watched.grad, expected)
+
+
+class Blocks(nn.Module):
+    """Of two blocks the second is run in a way of its own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.first, self.second = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.Sequential(nn.Conv2d(8, 8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.way == "checkpoint" and self.training:
+            x = checkpoint(self.second, x, use_reentrant=False, preserve_rng_state=False)
+        elif self.way == "inner" and self.training and x.requires_grad:
+            x = _Inner.apply(self.second, x, *self.second.parameters())  # type: ignore[no-untyped-call]
+        else:
+            x = self.second(x)
+        return x.mean((2, 3))
+
+
+class _Inner(torch.autograd.Function):
+    """Keeps only its input, and asks for its gradients by name, as reversible blocks do."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.block, ctx.parameters = block, parameters
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            out: Tensor = block(x)
+            return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.block(x)
+        return None, *torch.autograd.grad(y, (x, *ctx.parameters), g)
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "inner", "hooks"])
+def test_blocks_that_are_computed_again_get_their_gradients(way: str) -> None:
+    x, gradients = images(torch.float32), []
+    for waits in (False, True):
+        torch.manual_seed(0)
+        net = grow(Blocks(way), x, start=0.5)
+        net.add_task("a", 2)
+        net.add_task("b", 2, 0.25)
+        net.train()
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+        with keep if way == "hooks" else nullcontext():
+            y = net(x, "b")
+        with late(CPU) if waits else nullcontext():
+            y.sin().sum().backward()
+        gradients.append({name: p.grad for name, p in net.named_parameters()})
+    assert all(g is not None for g in gradients[0].values())
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_gradient_that_was_there_stays_where_it_is() -> None:
+    """Who replays a step adds to that memory again."""
+    net = plain()
+    weight = net.get_parameter("first.weight")
+    weight.grad = torch.ones_like(weight)
+    before = weight.grad
+    with late(CPU):
+        with Quick():
+            y = net(images())
+        y.sin().sum().backward()
+    assert weight.grad is before
+    expected = found(plain, waits=False)["first.weight"]
+    assert expected is not None
+    torch.testing.assert_close(weight.grad, expected + 1)
+
+
+def test_linear_layers_of_lower_precision_give_theirs_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "wide_products", lambda device: True)
+    monkeypatch.setattr(quick, "_wide", lambda a, b: torch.mm(a.float(), b.float()))
+    gradients = []
+    for waits in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        x = torch.randn(5, 6)
+        with Quick(), torch.autocast("cpu", dtype=torch.bfloat16):
+            y = net(x)
+        assert "_Linear" in y.grad_fn.name()
+        with late(CPU) if waits else nullcontext():
+            y.float().sin().sum().backward()
+            assert all((p.grad is None) == waits for p in net.parameters())
+        gradients.append([p.grad for p in net.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_a_methods_way_back_lets_them_come_late() -> None:
+    method, seen = helpers.make("finetuning"), list[bool]()
+    method.add_task(TaskSpec("a", 2))
+    x = method.get_buffer("example")
+    with Quick():
+        y = method(x, 0)
+    y.register_hook(lambda g: seen.append(bool(beside._OPEN)))
+    method.backward(y.sin().sum())
+    assert seen == [True]
 
 
 def test_what_needs_no_gradient_gets_none() -> None:

@@ -30,6 +30,7 @@ from zeroforget.core.network import GrowingNetwork
 from zeroforget.core.quick import Quick, rectified, wide_products
 from zeroforget.methods import registry
 from zeroforget.nets import build
+from zeroforget.training.graphs import leading
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3, 64, 64))]
@@ -227,33 +228,33 @@ def test_gradients_found_beside_each_other_are_those_found_in_turn(waits: bool, 
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    x = torch.randn(16, *shape, device="cuda").contiguous(memory_format=torch.channels_last)
-    parameters = list(model.parameters())
+    draw = [torch.randn(16, *shape, device="cuda").contiguous(memory_format=torch.channels_last) for _ in range(2)]
+    x, parameters = draw[0].clone(memory_format=torch.preserve_format), list(model.parameters())
 
     def gradients() -> list[Tensor]:
+        for parameter in parameters:
+            parameter.grad = None
         with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
             with Quick() if quick else nullcontext():
                 y = model(x) if quick else net(x, "b")
             loss = y.float().sin().sum()
-        if not waits:
-            return list(torch.autograd.grad(loss, parameters))
-        for parameter in parameters:
-            parameter.grad = None
-        with late(x.device):
+        with late(x.device) if waits else nullcontext():
             loss.backward()
-        return [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
 
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        stream = torch.cuda.Stream()
+        wanted, stream = list[list[Tensor]](), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            wanted = [g.clone() for g in gradients()]
+            for images in draw:
+                x.copy_(images)
+                wanted.append(gradients())
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=leading(x.device)):
             found = gradients()
     assert len(found) == len(parameters)
-    for _ in range(20):
+    for number in range(20):
+        x.copy_(draw[number % 2])
         graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted[number % 2], strict=True))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.methods import Method
 from zeroforget.methods.registry import build
-from zeroforget.training import Fit, Progress, Regime, accuracy, logits
+from zeroforget.training import Fit, FitLog, Progress, Regime, accuracy, logits
 from zeroforget.training.seeding import seeded
 
 REGIME = Regime(lr=0.05, epochs=10, batch_size=16, patience=4, clip=2.0)
@@ -117,10 +117,10 @@ class Forbidden(Sequence[Task]):
         raise AssertionError("a method that does not declare uses_past_data walked through the past")
 
 
-def learn(method: Method, task: Task, past: Sequence[Task] = (), *, regime: Regime = REGIME, **fit: Any) -> None:
+def learn(method: Method, task: Task, past: Sequence[Task] = (), *, regime: Regime = REGIME, **fit: Any) -> FitLog:
     """One more task, everything random drawn from the seed and the task's place."""
     with seeded("structure", 0, len(method.specs)):
-        method.learn(task, Fit(regime, **fit), past if method.uses_past_data else Forbidden(len(past)))
+        return method.learn(task, Fit(regime, **fit), past if method.uses_past_data else Forbidden(len(past)))
 
 
 def answers(method: Method, index: int, task: Task) -> Tensor:

@@ -28,14 +28,15 @@ REGIME = Regime(
 
 
 def trained(make: Callable[[], Method], step: type, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """What a method is after two tasks, its steps made by `step`, with the optimizer that recording wants."""
+    """What a method is after two tasks, its steps made by `step`, with the optimizer that recording wants, and the
+    training losses that it told of."""
     monkeypatch.setattr(Regime, "can_capture", lambda self: True)
     monkeypatch.setattr(fit, "CapturedStep", step)
     method = make()
     sequence = helpers.tasks(((0, 1, 2), (3, 4)), each=40)
-    for k, task in enumerate(sequence):
-        helpers.learn(method, task, sequence[:k], regime=REGIME)
-    return helpers.copied(dict(method.state_dict()))
+    logs = [helpers.learn(method, task, sequence[:k], regime=REGIME) for k, task in enumerate(sequence)]
+    losses = torch.tensor([epoch.loss for log in logs for epoch in log.epochs])
+    return helpers.copied(dict(method.state_dict())) | {"(losses)": losses}
 
 
 @pytest.mark.parametrize("name", SAFE)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 _BEHIND = 3
 """How many layers' gradients may be on their way at once: what they read is kept until they are there."""
@@ -140,7 +141,10 @@ class _Late:
     def hand_over(self) -> None:
         """Give the parameters their gradients."""
         for parameter, gradient in self.found:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:  # in place, as autograd would: who replays this reads the same memory again
+                parameter.grad += gradient
 
 
 @contextmanager
@@ -178,8 +182,14 @@ def _place(device: torch.device) -> object:
 
 
 def _may_come_late(parameter: Tensor) -> bool:
-    """Whether nobody wants to see its gradient before all are there."""
-    return not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
+    """Whether nobody wants to see its gradient before all are there, neither a hook nor whoever asked for it: inside
+    of the way back a block may go back through a part of itself by `torch.autograd.grad`."""
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
+    except RuntimeError:  # its gradient is asked for by name
+        return False
 
 
 _COMPANIONS: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
@@ -188,7 +198,9 @@ _COMPANIONS: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
 def _companion(stream: torch.cuda.Stream, way: int) -> torch.cuda.Stream:
     """Each stream has its own. Products recorded on one share a workspace, and steps of two streams may run at once;
     torch hands out 32 streams of each priority in turn, so companions of each way have a priority of their own. A step
-    is recorded on a stream of a higher one: what every layer waits for goes first."""
+    is recorded on a stream of a higher one: what every layer waits for goes first. GPUs with few priorities have one
+    way."""
+    way = way if stream.priority_range()[1] <= -3 else 0
     if (stream, way) not in _COMPANIONS:
         _COMPANIONS[stream, way] = torch.cuda.Stream(stream.device, priority=-1 - way)
     return _COMPANIONS[stream, way]

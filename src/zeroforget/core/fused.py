@@ -88,6 +88,7 @@ class _Fused(torch.autograd.Function):
         room: int,
     ) -> Tensor:
         ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
+        ctx.given = [Given.of(part) for part in (rows, cols, born, gamma, beta)]
         dtype = autocast_dtype(x)
         x = kernels.widened(x, room) if x.dtype == (dtype or x.dtype) else cast(x, dtype)
         x, weight = _wider(x, weight.shape[1]), cast(weight, dtype)
@@ -112,9 +113,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out, *saved = ctx.saved_tensors
-        wanted = zip(saved, ctx.needs_input_grad[1:6], strict=True)
-        rows, cols, born, gamma, beta = (Given.of(part) if needed else None for part, needed in wanted)
+        x, weight, out, *_ = ctx.saved_tensors
+        wanted = zip(ctx.given, ctx.needs_input_grad[1:6], strict=True)
+        rows, cols, born, gamma, beta = (part if needed else None for part, needed in wanted)
         plan: Plan = ctx.plan
         block, geometry = plan.block, plan.geometry
         if out is None and kernels.room(g) == weight.shape[0]:  # it brings its zeros along

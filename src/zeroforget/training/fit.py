@@ -226,9 +226,8 @@ class _Loop:
         self.began = time.perf_counter()
         number = len(self.log.epochs)
         with self.lane():
-            loss = self._train(number)
+            self.outcome = torch.cat([self._train(number), self._validate()])
             self.newest = _copy(self.learner.moving()) if self.ahead else None
-            self.outcome = torch.cat([loss, self._validate()])
             self.order = self._order(number + 1) if self.ahead else None
 
     def land(self) -> None:
@@ -464,13 +463,13 @@ def _resident(split: Split, device: torch.device) -> Split:
 
 @torch.no_grad()
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On a GPU all at once, as far as they are of one kind."""
+    """On a GPU most of them at once."""
     copies = {name: torch.empty_like(tensor.detach()) for name, tensor in tensors.items()}
-    kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-    for name, tensor in tensors.items():
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(name)
-    for names in kinds.values():
-        torch._foreach_copy_([copies[name] for name in names], [tensors[name] for name in names])
+    many = [name for name, tensor in tensors.items() if tensor.dtype == torch.float32]
+    if many:
+        torch._foreach_copy_([copies[name] for name in many], [tensors[name] for name in many])
+    for name in copies.keys() - many:
+        copies[name].copy_(tensors[name])
     return copies
 
 

@@ -58,8 +58,12 @@ class CapturedStep:
 
 
 def leading(device: torch.device) -> torch.cuda.Stream:
-    """A stream to record a step on: where there is not room for all, it goes before what the step does beside."""
-    return torch.cuda.Stream(device, priority=-3)
+    """A stream to record a step on: where there is not room for all, it goes before what the step does beside.
+
+    What goes beside has priorities of its own; where there are not so many, that goes first.
+    """
+    many = torch.cuda.current_stream(device).priority_range()[1] <= -3
+    return torch.cuda.Stream(device, priority=-3 if many else 0)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
