@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -75,13 +76,19 @@ def test_passes_over_weights_compute_what_the_formulas_say() -> None:
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:
+    return copy.deepcopy(_growing(name, shape, align)).to("cuda")
+
+
+@functools.cache
+def _growing(name: str, shape: tuple[int, int, int], align: int) -> GrowingNetwork:
+    """Found once: to follow a network's axes takes longer than most of these tests."""
     torch.manual_seed(0)
     net = grow(build(name, shape, width=0.5), torch.randn(2, *shape), start=0.8, align=align)
     net.add_task("a", 5)
     net.add_task("b", 5, growth=0.2)
     for p in net.parameters():
         p.data += 0.02 * torch.rand_like(p)
-    return net.to("cuda")
+    return net
 
 
 @contextmanager
