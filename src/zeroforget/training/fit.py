@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from zeroforget.data import Split, Task
+from zeroforget.data import Task
 from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
 from zeroforget.training.clip import clip
-from zeroforget.training.evaluate import Predictor, batches
+from zeroforget.training.evaluate import Predictor
+from zeroforget.training.feed import Feed, feeds
 from zeroforget.training.graphs import CapturedStep, Lane, lanes, settle
 from zeroforget.training.log import Epoch, FitLog, Progress
 from zeroforget.training.mixing import mix
@@ -26,6 +27,9 @@ from zeroforget.training.seeding import generator, seeded
 
 _PAUSE = 20.0
 """Seconds of training on a GPU that an interruption may cost."""
+
+_VALIDATED = 256
+"""So many images are validated at a time."""
 
 UNFINISHED = "its turn did not come again"
 """Why a learner of a race stopped that others decided."""
@@ -97,10 +101,10 @@ class Fit:
         task.check()
         regime = replace(self.regime, **changes)
         device = torch.device(regime.device)
-        splits = _resident(task.train, device), _resident(task.val, device)
+        fed = feeds((task.train, task.val), (regime.batch_size + 1, _VALIDATED), device)
         numbers = self._phases.take(learners, index)
         loops = [
-            _Loop(self, regime, learner, task, index, phase, *splits, lane)
+            _Loop(self, regime, learner, task, index, phase, *fed(), lane)
             for learner, phase, lane in zip(learners, numbers, lanes(device, len(learners)), strict=True)
         ]
         try:
@@ -148,8 +152,8 @@ class _Loop:
     task: Task
     index: int
     phase: int
-    train_split: Split
-    val_split: Split
+    training: Feed
+    validation: Feed
     lane: Lane
 
     def __post_init__(self) -> None:
@@ -164,7 +168,7 @@ class _Loop:
         self.on_cpu = self.device.type == "cpu"
         self.beside, self.ahead = _saves_beside(self.device), _works_ahead(self.device)
         self.save_again = time.perf_counter() + _PAUSE if self.beside else -math.inf
-        self.sizes = _sizes(len(self.train_split), self.regime.batch_size)
+        self.sizes = _sizes(len(self.training), self.regime.batch_size)
         self.steps = len(self.sizes)
         self.total = torch.zeros(1, dtype=torch.float64, device=self.device)
         """The losses of this epoch's images so far."""
@@ -273,8 +277,9 @@ class _Loop:
         self.learner.train()
         self.mixes = self.regime.mixes(number)
         key = (self.learner.capture_key(), self.mixes) if self.captured else None
-        with seeded("noise", fit.seed, self.index, self.phase, number), self.regime.arithmetic():
-            for step, rows in enumerate(order.split(self.sizes)):
+        noise = seeded("noise", fit.seed, self.index, self.phase, number)
+        with noise, self.regime.arithmetic(), closing(self.training.batches(order, self.sizes)) as batches:
+            for step, rows in enumerate(batches):
                 if len(rows) != self.regime.batch_size:  # one step an epoch: trying algorithms for its size costs more
                     torch.backends.cudnn.benchmark = False
                 if self.regime.schedule == "cosine":
@@ -288,14 +293,13 @@ class _Loop:
         return self.total / len(order)
 
     def _order(self, number: int) -> Tensor:
-        """The positions of all images as they come in this epoch, where the labels are."""
+        """The positions of all images as they come in this epoch."""
         draws = generator("shuffle", self.fit.seed, self.index, number)
-        order, device = torch.randperm(len(self.train_split), generator=draws), self.train_split.labels.device
-        return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order.to(device)
+        return self.training.placed(torch.randperm(len(self.training), generator=draws))
 
     def _step(self, rows: Tensor) -> Tensor:
         """One step on the images at these positions; returns the loss."""
-        images, y = self.train_split.batch(rows)
+        images, y = self.training.window.batch(rows)
         x = self.task.prepare.train(images.to(self.device), self.draws)
         if self.device.type == "cuda" and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -327,7 +331,7 @@ class _Loop:
                 raise
             raise ValueError(
                 f"task '{self.task.name}': batch normalization cannot learn from one image at a time. Give the task at "
-                f"least 2 training images (it has {len(self.train_split)}) and the regime a batch_size of at least 2 "
+                f"least 2 training images (it has {len(self.training)}) and the regime a batch_size of at least 2 "
                 f"(it is {self.regime.batch_size})"
             ) from error
 
@@ -346,11 +350,15 @@ class _Loop:
         self.learner.train(False)
         predictor = self.learner.predictor(self.index)
         total = torch.zeros(2, device=self.device, dtype=torch.float64)
-        for x, y in batches(self.val_split, self.task.prepare, 256, self.device):
-            with self.regime.autocast():
-                losses, correct = self.learner.score(predictor, x, y, self.index)
-            total += torch.stack([losses.double().sum(), correct.double().sum()])
-        return total / len(self.val_split)
+        order, sizes = torch.arange(len(self.validation)), _cut(len(self.validation), _VALIDATED)
+        with closing(self.validation.batches(self.validation.placed(order), sizes)) as batches:
+            for rows in batches:
+                images, y = self.validation.window.batch(rows)
+                x, y = self.task.prepare.test(images.to(self.device)), y.to(self.device)
+                with self.regime.autocast():
+                    losses, correct = self.learner.score(predictor, x, y, self.index)
+                total += torch.stack([losses.double().sum(), correct.double().sum()])
+        return total / len(self.validation)
 
     def _check(self, loss: float, epoch: int, step: int, what: str = "the loss") -> None:
         if math.isfinite(loss):
@@ -447,18 +455,13 @@ def _check_loss(learner: Learner, loss: Any) -> None:
 
 def _sizes(images: int, batch: int) -> list[int]:
     """How many images each step sees. One that is left over joins the batch before: alone it has no spread."""
+    sizes = _cut(images, batch)
+    return [*sizes[:-2], batch + 1] if len(sizes) > 1 and sizes[-1] == 1 < batch else sizes
+
+
+def _cut(images: int, batch: int) -> list[int]:
     whole, rest = divmod(images, batch)
-    if rest == 1 and whole:
-        return [batch] * (whole - 1) + [batch + 1]
     return [batch] * whole + [rest] * (rest > 0)
-
-
-def _resident(split: Split, device: torch.device) -> Split:
-    """The split's own images on the device, if that is not where they already are."""
-    if split.images.device == device:
-        return split
-    images = split.images if split.rows is None else split.images[split.rows]
-    return Split(images.to(device), split.labels.to(device))
 
 
 @torch.no_grad()
