@@ -5,7 +5,8 @@ validate after every epoch and keep the best weights. How busy the GPU is comes 
 least one kernel runs, over all of it. `--kernels 20` prints on what each loop spends that time. `--experiment FILE`
 takes network, regime and augmentation from an experiment's file, without the plainest loop, which knows none of it.
 
-`--also hat,ewc` measures these methods in their second task, where they hold on to the first.
+`--also hat,ewc` measures these methods in their second task, where they hold on to the first. With `--host` images stay
+on the host, and are brought to the GPU batch by batch.
 
 TFM learns its second task: 5 % of the features after 55 %, at the widths as they come and at multiples of 8, and 15 %
 after 85 %, where the network is as wide as the one that is fine-tuned (less than 15 % would leave narrow layers without
@@ -35,7 +36,7 @@ from zeroforget.data import Preparation, Split, Task
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.methods import registry
 from zeroforget.nets import build
-from zeroforget.training import Fit, Regime
+from zeroforget.training import Fit, Regime, feed
 from zeroforget.training.seeding import seeded
 
 CLASSES = 20
@@ -47,7 +48,8 @@ def random_task(args: argparse.Namespace, number: int) -> Task:
 
     def split(count: int) -> Split:
         images = torch.randint(256, (count, *args.shape), generator=draw, dtype=torch.uint8)
-        return Split(images.to(args.device), torch.randint(CLASSES, (count,), generator=draw).to(args.device))
+        labels, place = torch.randint(CLASSES, (count,), generator=draw), "cpu" if args.host else args.device
+        return Split(images.to(place), labels.to(place))
 
     channels = args.shape[0]
     prepare = Preparation((0.5,) * channels, (0.25,) * channels, **args.augmented)
@@ -68,17 +70,18 @@ def plainest(args: argparse.Namespace, task: Task, epochs: int) -> list[float]:
     for _ in range(epochs):
         began = time.perf_counter()
         model.train()
-        for index in torch.randperm(len(task.train), device=args.device).split(args.batch):
-            x = task.prepare.train(task.train.images[index]).contiguous(memory_format=torch.channels_last)
+        for index in torch.randperm(len(task.train), device=task.train.labels.device).split(args.batch):
+            images, y = (part[index].to(args.device) for part in (task.train.images, task.train.labels))
+            x = task.prepare.train(images).contiguous(memory_format=torch.channels_last)
             optimizer.zero_grad()
             with torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
-                loss = F.cross_entropy(model(x), task.train.labels[index])
+                loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
         model.eval()
         with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
             losses = [
-                F.cross_entropy(model(task.prepare.test(x)), y, reduction="sum")
+                F.cross_entropy(model(task.prepare.test(x.to(args.device))), y.to(args.device), reduction="sum")
                 for x, y in zip(task.val.images.split(256), task.val.labels.split(256), strict=True)
             ]
         now = float(sum(losses)) / len(task.val)
@@ -160,6 +163,8 @@ def loops(args: argparse.Namespace) -> dict[str, Ours]:
 def main() -> None:
     """Measure, print, and write JSON if asked."""
     args = arguments()
+    if args.host:
+        feed.SHARE = 0.0
     tasks = [random_task(args, n) for n in range(2)]
     sides: dict[str, Callable[[int], list[float]]] = {}
     if args.experiment is None:
@@ -196,6 +201,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only loops with this in their name, beside the plainest")
     parser.add_argument("--also", type=lambda s: s.split(","), default=[], help="more methods, by a comma between them")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each loop, the longest first")
+    parser.add_argument("--host", action="store_true", help="images stay on the host, as those do that do not fit")
     parser.add_argument("--experiment", type=Path, help="take network, regime and augmentation from this file")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zeroforget.data import Split
 
-_SHARE = 0.5
+SHARE = 0.5
 """Of a device's free memory images may take so much; the rest is for the network."""
 _SLOTS = 8
 """So many batches are on their way at once."""
@@ -135,7 +135,7 @@ def fits(split: Split, device: torch.device) -> bool:
     each = split.images[:1].numel() * split.images.element_size()
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return len(split) * each <= _SHARE * free
+    return len(split) * each <= SHARE * free
 
 
 def _resident(split: Split, device: torch.device) -> Split:
