@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime, feed
 from zeroforget.training import fit as loop
-from zeroforget.training.feed import Resident, Streamed, feeds, fits
+from zeroforget.training.feed import Resident, Streamed, feeds
 from zeroforget.training.seeding import seeded
 
 CPU = torch.device("cpu")
@@ -108,15 +109,15 @@ def seen_in_order(first: str, deaf: str, monkeypatch: pytest.MonkeyPatch) -> boo
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(Event, "deaf", deaf == "host")
     order, sizes = torch.randperm(100, generator=torch.Generator().manual_seed(0)), [3] * 33 + [1]
-    for rows in streamed.batches(order, sizes):
-        steps.todo.append(lambda rows=rows: seen.append(streamed.window.batch(rows)))
+    for _ in range(2):  # epoch after epoch, without a pause
+        for rows in streamed.batches(order, sizes):
+            steps.todo.append(lambda rows=rows: seen.append(streamed.window.batch(rows)))
     for stream in (steps, copies) if first == "steps" else (copies, steps):
         stream.record_event().run()
-    assert len(seen) == 34
-    return all(
-        torch.equal(x, images[index]) and torch.equal(y, index)
-        for (x, y), index in zip(seen, order.split(sizes), strict=True)
-    )
+    parts = order.split(sizes) * 2
+    assert len(seen) == len(parts) == 68
+    found = zip(seen, parts, strict=True)
+    return all(torch.equal(x, images[index]) and torch.equal(y, index) for (x, y), index in found)
 
 
 @pytest.mark.parametrize("first", ["steps", "copies"])
@@ -161,41 +162,50 @@ def test_a_network_learns_the_same(
     regime = Regime(epochs=3, batch_size=batch, device=device)
     for there in (True, False):
 
-        def room(split: Split, device: torch.device, there: bool = there) -> bool:
+        def room(device: torch.device, there: bool = there) -> float:
             asked.append(there)
-            return there
+            return math.inf if there else -1
 
-        monkeypatch.setattr(feed, "fits", room)
+        monkeypatch.setattr(feed, "_room", room)
         learner = method(cls).to(device)
         with seeded("heads"):
             logs = [learner.learn(task(tmp_path, name), Fit(regime)) for name in ("a", "bc")]
         epochs = [replace(epoch, seconds=0.0) for log in logs for epoch in log.epochs]
         found.append((epochs, {name: value.cpu() for name, value in learner.state_dict().items()}))
-    assert asked == [True] * 4 + [False] * 4
+    assert asked == [True] * 2 + [False] * 2
     if device == "cpu":  # on a GPU two runs may round otherwise
         assert found[0][0] == found[1][0]
         assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
     else:
         torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-2, atol=1e-3)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("images")]
 
 
-def test_whoever_stops_in_the_middle_leaves_no_thread_and_can_go_on(
+def test_whoever_stops_in_the_middle_leaves_nobody_at_work_and_can_go_on(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "fits", lambda split, device: False)
+    plain, at_work = Streamed._gather, list[int]()
+
+    def slow(self: Streamed, index: Tensor, slot: int) -> None:
+        at_work.append(slot)
+        time.sleep(0.02)
+        plain(self, index, slot)
+        at_work.remove(slot)
 
     def stop(progress: Progress) -> None:
         if progress.epoch == 1 and progress.step == 3:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(feed, "_room", lambda device: -1)
     regime = Regime(epochs=3, batch_size=5)
     whole, again = method(Finetuning), method(Finetuning)
     with seeded("heads"):
         whole.learn(task(), Fit(regime))
-    with seeded("heads"), pytest.raises(KeyboardInterrupt):
-        again.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("images")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Streamed, "_gather", slow)
+        with seeded("heads"), pytest.raises(KeyboardInterrupt) as stopped:
+            again.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
+        assert not at_work
+    assert stopped.tb is not None  # it keeps alive whatever was going on
     with seeded("heads"):
         again.learn(task(), Fit(regime, folder=tmp_path))
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items())
@@ -205,7 +215,7 @@ def test_an_error_while_images_are_gathered_is_told(monkeypatch: pytest.MonkeyPa
     def lost(self: Streamed, index: Tensor, slot: int) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(feed, "fits", lambda split, device: False)
+    monkeypatch.setattr(feed, "_room", lambda device: -1)
     monkeypatch.setattr(Streamed, "_gather", lost)
     learner = method(Finetuning)
     with pytest.raises(OSError, match="the disk is gone"):
@@ -213,27 +223,62 @@ def test_an_error_while_images_are_gathered_is_told(monkeypatch: pytest.MonkeyPa
     assert not learner.specs
 
 
-def test_images_may_take_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, split = (
-        torch.device("cuda"),
-        Split(torch.zeros(9, 1, 10, 10, dtype=torch.uint8), torch.zeros(5), torch.arange(5)),
-    )
+def test_images_may_take_half_of_what_is_free_and_those_for_validation_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
-    for free, room in ((900, True), (899, False)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
-        assert fits(split, gpu) == room
-    assert fits(split, CPU)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (900, 10**9))
+    assert feed._room(torch.device("cuda")) == 500
+    assert feed._room(CPU) == math.inf
+
+    images = torch.zeros(30, 1, 10, 10, dtype=torch.uint8)
+    train, val = (Split(images, torch.zeros(n), torch.arange(n)) for n in (9, 4))
+    elsewhere = torch.device("meta")
+    assert feed._needed(train, CPU) == 0
+    assert feed._needed(train, elsewhere) == 900
+    for room, expected in (
+        (1300, [Resident, Resident]),
+        (1299, [Streamed, Resident]),
+        (399, [Streamed, Streamed]),
+    ):
+        monkeypatch.setattr(feed, "_room", lambda device, room=room: room)
+        assert [type(each) for each in feeds((train, val), (3, 4), elsewhere)()] == expected
+
+
+def test_a_window_is_smaller_than_what_it_is_for() -> None:
+    for images, size, rows in ((1000, 256, 512), (1000, 1025, 1000), (5000, 65, 520), (100, 10, 20), (3, 2, 4)):
+        split = Split(torch.zeros(images, 1), torch.zeros(images).long())
+        assert len(Streamed(split, CPU, size).window) == rows
+
+
+def test_parts_that_lie_elsewhere_are_brought_together() -> None:
+    there = torch.device("meta")
+    images, labels, rows = torch.zeros(6, 1, device=there), torch.zeros(3), torch.arange(3)
+    moved = feed._resident(Split(images, labels, rows), there)
+    assert {t.device for t in (moved.images, moved.labels, moved.rows) if t is not None} == {there}
+    assert moved.images is images
+
+
+def test_memory_that_runs_out_costs_no_phase(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_room", lambda device: -1)
+    fit, learner = Fit(Regime(epochs=1), folder=tmp_path), method(Finetuning)
+    with monkeypatch.context() as patch:
+        patch.setattr(Streamed, "__init__", _no_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            learner.learn(task(), fit)
+    learner.learn(task(), fit)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["phase-000.safetensors"]
+
+
+def _no_room(*args: Any) -> None:
+    raise torch.OutOfMemoryError("no room")
 
 
 def test_each_learner_has_a_window_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     given = task()
     made = feeds((given.train, given.val), (11, 256), CPU)
     assert made()[0] is made()[0]
-    monkeypatch.setattr(feed, "fits", lambda split, device: len(split) < 50)
+    monkeypatch.setattr(feed, "_room", lambda device: -1)
     made = feeds((given.train, given.val), (11, 256), CPU)
-    (train, val), (other, same) = made(), made()
-    assert isinstance(train, Streamed)
-    assert isinstance(val, Resident)
-    assert train is not other
-    assert val is same
+    assert made()[0] is not made()[0]

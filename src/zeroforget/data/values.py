@@ -11,6 +11,8 @@ from torch import Tensor
 
 from zeroforget.data.alter import alter
 
+_LOOKED_AT = 1024
+"""So many images at a time are searched for what is no number: they may lie in a file larger than memory."""
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -216,8 +218,8 @@ class Task:
                     "count as 0 to 1, or floats"
                 )
             if split.images.is_floating_point():
-                used = split.images if split.rows is None else split.images[split.rows]
-                if not used.isfinite().all():
+                places = torch.arange(len(split), device=split.labels.device).split(_LOOKED_AT)
+                if not all(split.batch(index)[0].isfinite().all() for index in places):
                     raise ValueError(f"task '{self.name}': the {part} images hold NaN or infinite values; clean them")
 
 

@@ -7,6 +7,7 @@ step sees the same images in the same order.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ from zeroforget.data import Split
 SHARE = 0.5
 """Of a device's free memory images may take so much; the rest is for the network."""
 _SLOTS = 8
-"""So many batches are on their way at once."""
+"""So many batches are on their way at once, or a quarter of them all if those are fewer, but two."""
 _WORKERS = 4
 
 
@@ -46,14 +47,19 @@ class Streamed:
     """A split that stays on the host, for batches of at most `size`."""
 
     def __init__(self, split: Split, device: torch.device, size: int) -> None:
-        self.split = split
+        rows = None if split.rows is None else split.rows.cpu()
+        self.split = Split(split.images.detach().cpu(), split.labels.cpu(), rows)
         size, pinned = min(size, len(split)), device.type == "cuda"
-        shape, room = split.images.shape[1:], _SLOTS * size
-        images = torch.zeros((room, *shape), dtype=split.images.dtype, device=device)
-        self.window = Split(images, torch.zeros(room, dtype=torch.int64, device=device))
-        self._slots = torch.arange(room, device=device).split(size)
-        self._images = torch.empty((_SLOTS, size, *shape), dtype=split.images.dtype, pin_memory=pinned)
-        self._labels = torch.empty((_SLOTS, size), dtype=torch.int64, pin_memory=pinned)
+        batches = -(-len(split) // size)
+        slots = min(_SLOTS, batches, max(2, batches // 4))
+        shape, dtype = split.images.shape[1:], split.images.dtype
+        images = torch.zeros((slots * size, *shape), dtype=dtype, device=device)
+        self.window = Split(images, torch.zeros(slots * size, dtype=torch.int64, device=device))
+        self._places = torch.arange(slots * size, device=device).split(size)
+        self._images = torch.empty((slots, size, *shape), dtype=dtype, pin_memory=pinned)
+        self._labels = torch.empty((slots, size), dtype=torch.int64, pin_memory=pinned)
+        self._brought: list[torch.cuda.Event | None] = [None] * slots
+        self._read: list[torch.cuda.Event | None] = [None] * slots
         self._copies = torch.cuda.Stream(device) if pinned else None
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream(device))
@@ -67,24 +73,28 @@ class Streamed:
 
     def batches(self, order: Tensor, sizes: Sequence[int]) -> Generator[Tensor]:
         """The rows of the window that each step reads; they are there for a step that is begun before the next one is
-        asked for."""
-        parts = order.split(list(sizes))
-        brought: list[torch.cuda.Event | None] = [None] * _SLOTS
-        read: list[torch.cuda.Event | None] = [None] * _SLOTS
+        asked for. The host is ahead of the device by as many steps as there are slots, twice at the most."""
+        parts, slots = order.split(list(sizes)), len(self._brought)
         workers = ThreadPoolExecutor(_WORKERS, "images")
+        gathered: deque[Future[None]] = deque()
+
+        def gather(number: int) -> None:
+            slot = number % slots
+            if (brought := self._brought[slot]) is not None:
+                brought.synchronize()  # the host's memory may be written to again
+            gathered.append(workers.submit(self._gather, parts[number], slot))
+
         try:
-            first = [workers.submit(self._gather, part, slot) for slot, part in enumerate(parts[:_SLOTS])]
-            gathered: deque[Future[None]] = deque(first)
+            for number in range(min(slots, len(parts))):
+                gather(number)
             for number, part in enumerate(parts):
-                slot = number % _SLOTS
+                slot = number % slots
                 gathered.popleft().result()
-                brought[slot] = self._bring(slot, len(part), read[slot])
-                yield self._slots[slot][: len(part)]
-                read[slot] = self._now()
-                if number + _SLOTS < len(parts):
-                    if (done := brought[slot]) is not None:
-                        done.synchronize()  # the host's memory may be written to again
-                    gathered.append(workers.submit(self._gather, parts[number + _SLOTS], slot))
+                self._bring(slot, len(part))
+                yield self._places[slot][: len(part)]
+                self._read[slot] = self._now()
+                if number + slots < len(parts):
+                    gather(number + slots)
         finally:
             workers.shutdown(cancel_futures=True)
 
@@ -94,22 +104,21 @@ class Streamed:
         torch.index_select(self.split.images, 0, rows, out=self._images[slot, : len(index)])
         self._labels[slot, : len(index)] = self.split.labels.index_select(0, index)
 
-    def _bring(self, slot: int, count: int, read: torch.cuda.Event | None) -> torch.cuda.Event | None:
+    def _bring(self, slot: int, count: int) -> None:
         """Copy them over, when nobody reads any more what lies there. What comes next waits for that."""
         start = slot * self._images.shape[1]
         images, labels = (part.narrow(0, start, count) for part in (self.window.images, self.window.labels))
         if self._copies is None:
             images.copy_(self._images[slot, :count])
             labels.copy_(self._labels[slot, :count])
-            return None
-        if read is not None:
+            return
+        if (read := self._read[slot]) is not None:
             self._copies.wait_event(read)
         with torch.cuda.stream(self._copies):
             images.copy_(self._images[slot, :count], non_blocking=True)
             labels.copy_(self._labels[slot, :count], non_blocking=True)
-        done: torch.cuda.Event = self._copies.record_event()
-        torch.cuda.current_stream(images.device).wait_event(done)
-        return done
+        self._brought[slot] = brought = self._copies.record_event()
+        torch.cuda.current_stream(images.device).wait_event(brought)
 
     def _now(self) -> torch.cuda.Event | None:
         device = self.window.images.device
@@ -122,25 +131,41 @@ Feed = Resident | Streamed
 def feeds(splits: tuple[Split, Split], sizes: tuple[int, int], device: torch.device) -> Callable[[], tuple[Feed, Feed]]:
     """For a learner's training and validation, in batches of at most these sizes; what streams is each learner's own.
     Images for validation come to the device first."""
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     train, val = splits
-    validation = Resident(_resident(val, device)) if fits(val, device) else None
-    training = Resident(_resident(train, device)) if fits(train, device) else None
-    return lambda: (training or Streamed(train, device, sizes[0]), validation or Streamed(val, device, sizes[1]))
+    room = _room(device)
+    validation = Resident(_resident(val, device)) if _needed(val, device) <= room else None
+    room -= 0 if validation is None else _needed(val, device)
+    training = Resident(_resident(train, device)) if _needed(train, device) <= room else None
+
+    def made() -> tuple[Feed, Feed]:
+        return (
+            Streamed(train, device, sizes[0]) if training is None else training,
+            Streamed(val, device, sizes[1]) if validation is None else validation,
+        )
+
+    return made
 
 
-def fits(split: Split, device: torch.device) -> bool:
-    """Whether the device has room for these images and the network beside them, or has them already."""
-    if device.type != "cuda" or split.images.is_cuda:
-        return True
-    each = split.images[:1].numel() * split.images.element_size()
+def _room(device: torch.device) -> float:
+    """How many bytes of images may come to the device."""
+    if device.type != "cuda":
+        return math.inf
     free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return len(split) * each <= SHARE * free
+    return SHARE * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def _needed(split: Split, device: torch.device) -> int:
+    """How many bytes a split brings along."""
+    if split.images.device == device:
+        return 0
+    return len(split) * split.images[:1].numel() * split.images.element_size()
 
 
 def _resident(split: Split, device: torch.device) -> Split:
     """The split's own images on the device, if that is not where they already are."""
-    if split.images.device == device:
-        return split
-    images = split.images if split.rows is None else split.images[split.rows]
-    return Split(images.to(device), split.labels.to(device))
+    if split.images.device != device:
+        images = split.images if split.rows is None else split.images[split.rows]
+        return Split(images.to(device), split.labels.to(device))
+    return Split(split.images, split.labels.to(device), None if split.rows is None else split.rows.to(device))

@@ -101,11 +101,12 @@ class Fit:
         task.check()
         regime = replace(self.regime, **changes)
         device = torch.device(regime.device)
-        fed = feeds((task.train, task.val), (regime.batch_size + 1, _VALIDATED), device)
+        feed = feeds((task.train, task.val), (regime.batch_size + 1, _VALIDATED), device)
+        fed = [feed() for _ in learners]  # before a number is taken: there may not be enough memory
         numbers = self._phases.take(learners, index)
         loops = [
-            _Loop(self, regime, learner, task, index, phase, *fed(), lane)
-            for learner, phase, lane in zip(learners, numbers, lanes(device, len(learners)), strict=True)
+            _Loop(self, regime, learner, task, index, phase, *own, lane)
+            for learner, phase, own, lane in zip(learners, numbers, fed, lanes(device, len(learners)), strict=True)
         ]
         try:
             for loop in loops:
@@ -223,9 +224,10 @@ class _Loop:
         return self.log
 
     def launch(self) -> None:
-        """Hand the next epoch to the device; on a GPU nothing here waits for it.
+        """Hand the next epoch to the device. Where all images are on a GPU nothing here waits for it; images that are
+        brought over are waited for, so learners that race on these take turns.
 
-        There, what the next one needs is got ready meanwhile: the weights, should they be the best, and the order.
+        What the next epoch needs is got ready meanwhile: the weights, should they be the best, and the order.
         """
         self.began = time.perf_counter()
         number = len(self.log.epochs)
