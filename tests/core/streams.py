@@ -35,9 +35,9 @@ class Main:
         """Everything there is done now."""
         self.wait_event(other.record_event())
 
-    def wait_event(self, event: Callable[[], None]) -> None:
+    def wait_event(self, event: Event) -> None:
         """Everything before it is done now."""
-        event()
+        event.run()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -50,12 +50,29 @@ class Main:
             yield
 
 
+class Event:
+    """A place in what a stream has to do."""
+
+    def __init__(self, way: Way) -> None:
+        self.way, self.until = way, len(way.todo)
+
+    def run(self) -> None:
+        """Do what comes before it and is not yet done; that may want others to do theirs."""
+        while self.way.done < self.until:
+            self.way.done += 1
+            self.way.do(*self.way.todo[self.way.done - 1])
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        self.run()
+
+
 class Way(TorchDispatchMode):
     """A stream that is as late as it may be."""
 
-    def __init__(self, main: Main) -> None:
+    def __init__(self, main: Main | None = None) -> None:
         super().__init__()
-        self.main = main
+        self.main = main or Main()
         self.own: dict[int, Tensor] = {}
         self.todo: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Tensor]]]] = []
         self.done = 0
@@ -73,10 +90,13 @@ class Way(TorchDispatchMode):
         """What was done there is done."""
         assert isinstance(other, Main)
 
-    def record_event(self) -> Callable[[], None]:
+    def wait_event(self, event: Event) -> None:
+        """What comes next comes after it."""
+        self.todo.append((event.run, (), {}, []))
+
+    def record_event(self) -> Event:
         """To wait for what has been asked for until now."""
-        until = len(self.todo)
-        return lambda: self.run(until)
+        return Event(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what is to be done."""
@@ -101,15 +121,13 @@ class Way(TorchDispatchMode):
         """Note a call that writes into tensors it is given."""
         self.todo.append((call, *tree_map_only(Tensor, self._held, (args, kwargs)), []))
 
-    def run(self, until: int) -> None:
-        """Do it."""
-        with torch.no_grad():
-            for func, args, kwargs, made in self.todo[self.done : until]:
-                args, kwargs = tree_map_only(Held, lambda held: held.tensor(), (args, kwargs))
-                found = tree_leaves(func(*args, **kwargs))
-                for number, tensor in made:
-                    tensor.copy_(found[number])
-        self.done = max(self.done, until)
+    @torch.no_grad()
+    def do(self, func: Callable[..., Any], args: Any, kwargs: Any, made: list[tuple[int, Tensor]]) -> None:
+        """What was noted."""
+        args, kwargs = tree_map_only(Held, lambda held: held.tensor(), (args, kwargs))
+        found = tree_leaves(func(*args, **kwargs))
+        for number, tensor in made:
+            tensor.copy_(found[number])
 
     def _held(self, tensor: Tensor) -> Held:
         others = [way for way in self.main.ways.values() if way is not self]

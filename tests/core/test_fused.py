@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from zeroforget import core
 from zeroforget.core import kernels, layers, quick
+from zeroforget.core.beside import Done
 from zeroforget.core.births import Places
 from zeroforget.core.fused import Plan, fused, widths
 from zeroforget.core.grow import grow
@@ -264,7 +265,7 @@ def test_an_error_while_parameters_are_brought_into_place_leaves_none_of_them(mo
         if made:
             raise RuntimeError("out of memory")
         made.append(self)
-        self._ready = layers._Ready(None, self.grown.value, kernels.Vectors())
+        self._ready = layers._Ready(None, self.grown.value, kernels.Vectors(), Done(torch.device("cpu")))
 
     monkeypatch.setattr(layers, "Beside", Recorded)
     monkeypatch.setattr(layers.GrowingLayer, "make_ready", make_ready)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.core.streams import Event, Way
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.tfm import Tfm
@@ -50,68 +49,24 @@ def test_batches_are_those_of_a_split_that_is_there(images: int, batch: int, cho
         order = order.flip(0)
 
 
-class Lazy(TorchDispatchMode):
-    """A stream whose work is done when somebody waits for it; copies inside of it belong to it. Who is deaf does not
-    wait for others."""
-
-    def __init__(self, deaf: bool) -> None:
-        super().__init__()
-        self.deaf = deaf
-        self.todo: list[Callable[[], Any]] = []
-        self.done = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note copies; views are made at once."""
-        if func is torch.ops.aten.copy_.default:
-            self.todo.append(lambda: func(*args))
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-    def wait_event(self, event: Event) -> None:
-        """What comes next comes after it."""
-        if not self.deaf:
-            self.todo.append(event.run)
-
-    def record_event(self) -> Event:
-        """All until now."""
-        return Event(self, len(self.todo))
-
-
-class Event:
-    """A place in a stream."""
-
-    deaf = False
-    """Whether the host does not wait."""
-
-    def __init__(self, stream: Lazy, until: int) -> None:
-        self.stream, self.until = stream, until
-
-    def run(self) -> None:
-        """Do what is not yet done before it."""
-        while self.stream.done < self.until:
-            self.stream.done += 1
-            self.stream.todo[self.stream.done - 1]()
-
-    def synchronize(self) -> None:
-        """The host waits."""
-        if not self.deaf:
-            self.run()
-
-
 def seen_in_order(first: str, deaf: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether steps that read as late as they may (copies come first), or copies that come as late as they may (steps
-    come first), see what they should."""
+    come first), see what they should, if somebody is `deaf` and does not wait for the others."""
     images = torch.arange(400.0).view(100, 1, 2, 2)
     streamed = Streamed(Split(images, torch.arange(100)), CPU, 3)
-    steps, copies, seen = Lazy(deaf == "steps"), Lazy(deaf == "copies"), list[tuple[Tensor, Tensor]]()
+    ways, seen = {"steps": Way(), "copies": Way()}, list[tuple[Tensor, Tensor]]()
+    steps, copies = ways.values()
     streamed._copies = copies  # type: ignore[assignment]
+    if deaf == "host":
+        monkeypatch.setattr(Event, "synchronize", lambda event: None)
+    elif deaf in ways:
+        monkeypatch.setattr(ways[deaf], "wait_event", lambda event: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: steps)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(Event, "deaf", deaf == "host")
     order, sizes = torch.randperm(100, generator=torch.Generator().manual_seed(0)), [3] * 33 + [1]
     for _ in range(2):  # epoch after epoch, without a pause
         for rows in streamed.batches(order, sizes):
-            steps.todo.append(lambda rows=rows: seen.append(streamed.window.batch(rows)))
+            steps.later(lambda rows: seen.append(streamed.window.batch(rows)), (rows,), {})
     for stream in (steps, copies) if first == "steps" else (copies, steps):
         stream.record_event().run()
     parts = order.split(sizes) * 2

@@ -34,7 +34,7 @@ class Beside:
         self._here = _stream(x.device) if self.recorded else None
         self._ways: dict[int, torch.cuda.Stream] = {}
         self._late = _OPEN.get(_place(x.device)) if self.recorded else None
-        self._awaited = self._late is None
+        self._awaited = False
         self._read: list[Any] = []
 
     def __enter__(self) -> Beside:
@@ -72,7 +72,7 @@ class Beside:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._here is None:
             return
-        if self._awaited or self._late is None:
+        if self._late is None or self._awaited:
             for there in self._ways.values():
                 self._here.wait_stream(there)
         else:
@@ -82,15 +82,15 @@ class Beside:
 class Done:
     """A place in what goes on aside, for others to wait for."""
 
-    def __init__(self, event: torch.cuda.Event | None = None, device: torch.device | None = None) -> None:
-        self._event, self._device = event, device or torch.device("cpu")
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event: torch.cuda.Event | None = None
         self._waited: set[torch.cuda.Stream] = set()
 
-    @staticmethod
-    def now(device: torch.device) -> Done:
-        """All that has been done until now."""
-        here = _stream(device)
-        return Done(None if here is None else here.record_event(), device)
+    def mark(self) -> None:
+        """This is the place: all that has been begun until now."""
+        here = _stream(self._device)
+        self._event = None if here is None else here.record_event()
 
     def wait(self) -> None:
         """What comes next comes after it; whoever has waited once need not again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -142,7 +142,7 @@ class GrowingLayer(nn.Module):
         known = x.shape[1] == self.grown.value.shape[1]  # of any other input torch shall say that it does not fit
         if known and fits(x, geometry) and self._fuses(norm):
             plan, affine = self._fuse(norm, geometry, x.device)
-            weight, made = self._values(autocast_dtype(x), x.device)
+            weight, made = self._values(autocast_dtype(x))
             return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan, made)
         y = self._plainly(x, norm, geometry)
         return F.relu(y) if self.relu else y
@@ -173,26 +173,21 @@ class GrowingLayer(nn.Module):
     def _fuses(self, norm: FeatureNorm) -> bool:
         return self.folds or not (len(norm.covered) or self.relu)
 
-    def make_ready(self, dtype: torch.dtype | None, device: torch.device) -> None:
+    def make_ready(self, dtype: torch.dtype | None, device: torch.device, done: Done) -> None:
         """Bring what the fused operator reads of the parameters into place, before the layer's turn and on the current
-        stream; for a layer that has had a turn in this task."""
+        stream, until `done`; for a layer that has had a turn in this task."""
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
         if self._fused is not None and self._fused[0].block is self.grown.block and self._fuses(norm):
             _, affine = self._fuse(norm, self._fused[0].geometry, device)
             weight = self.grown.synced(dtype, widths(self.grown.value.shape))
-            self._ready = _Ready(dtype, weight, vectors(affine))
-
-    def ready_after(self, done: Done) -> None:
-        """What was brought into place is there when that has happened."""
-        if self._ready is not None:
-            self._ready.done = done
+            self._ready = _Ready(dtype, weight, vectors(affine), done)
 
     def forget_ready(self) -> None:
         """Parameters may change from now on."""
         self._ready = None
 
-    def _values(self, dtype: torch.dtype | None, device: torch.device) -> tuple[Tensor, Vectors | None]:
+    def _values(self, dtype: torch.dtype | None) -> tuple[Tensor, Vectors | None]:
         """The whole weight in this precision and, where they are ready, scale and shift."""
         if self._ready is None or self._ready.dtype != dtype:
             return self.grown.synced(dtype, widths(self.grown.value.shape)), None
@@ -279,14 +274,14 @@ def refresh(layers: Iterable[GrowingLayer]) -> None:
             layer.folds = fold
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Ready:
     """What a layer reads of its parameters, made aside, and when it is done."""
 
     dtype: torch.dtype | None
     weight: Tensor
     made: Vectors
-    done: Done = field(default_factory=Done)
+    done: Done
 
 
 @contextmanager
@@ -296,16 +291,13 @@ def ahead(net: nn.Module, x: Tensor) -> Iterator[None]:
         layers = [layer for layer in net.modules() if isinstance(layer, GrowingLayer)] if beside.recorded else []
         try:
             with beside.aside():
-                waiting: list[GrowingLayer] = []
+                done = Done(x.device)
                 for number, layer in enumerate(layers, 1):
-                    layer.make_ready(autocast_dtype(x), x.device)
-                    waiting.append(layer)
+                    layer.make_ready(autocast_dtype(x), x.device, done)
                     # Not each by itself, since waiting has a price: the next one, the next two, the next four.
                     if number.bit_count() == 1 or number == len(layers):
-                        done = Done.now(x.device)
-                        for each in waiting:
-                            each.ready_after(done)
-                        waiting = []
+                        done.mark()
+                        done = Done(x.device)
             yield
         finally:
             for layer in layers:

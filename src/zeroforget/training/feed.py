@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -22,6 +22,7 @@ SHARE = 0.5
 _SLOTS = 8
 """So many batches are on their way at once, or a quarter of them all if those are fewer, but two."""
 _WORKERS = 4
+"""Threads that gather images."""
 
 
 class Resident:
@@ -38,9 +39,9 @@ class Resident:
         device = self.window.labels.device
         return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order.to(device)
 
-    def batches(self, order: Tensor, sizes: Sequence[int]) -> Generator[Tensor]:
-        """The rows of the window that each step reads."""
-        yield from order.split(list(sizes))
+    def batches(self, order: Tensor, sizes: int | list[int]) -> Generator[Tensor]:
+        """The rows of the window that each step reads, so many at a time."""
+        yield from order.split(sizes)
 
 
 class Streamed:
@@ -71,10 +72,10 @@ class Streamed:
         """An order of images, where `batches` wants it."""
         return order
 
-    def batches(self, order: Tensor, sizes: Sequence[int]) -> Generator[Tensor]:
+    def batches(self, order: Tensor, sizes: int | list[int]) -> Generator[Tensor]:
         """The rows of the window that each step reads; they are there for a step that is begun before the next one is
         asked for. The host is ahead of the device by as many steps as there are slots, twice at the most."""
-        parts, slots = order.split(list(sizes)), len(self._brought)
+        parts, slots = order.split(sizes), len(self._brought)
         workers = ThreadPoolExecutor(_WORKERS, "images")
         gathered: deque[Future[None]] = deque()
 
@@ -100,9 +101,7 @@ class Streamed:
 
     def _gather(self, index: Tensor, slot: int) -> None:
         """Put these images together, on the host; the GPU is left alone, where a step may be being recorded."""
-        rows = index if self.split.rows is None else self.split.rows.index_select(0, index)
-        torch.index_select(self.split.images, 0, rows, out=self._images[slot, : len(index)])
-        self._labels[slot, : len(index)] = self.split.labels.index_select(0, index)
+        self._images[slot, : len(index)], self._labels[slot, : len(index)] = self.split.batch(index)
 
     def _bring(self, slot: int, count: int) -> None:
         """Copy them over, when nobody reads any more what lies there. What comes next waits for that."""

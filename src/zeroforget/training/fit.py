@@ -352,8 +352,8 @@ class _Loop:
         self.learner.train(False)
         predictor = self.learner.predictor(self.index)
         total = torch.zeros(2, device=self.device, dtype=torch.float64)
-        order, sizes = torch.arange(len(self.validation)), _cut(len(self.validation), _VALIDATED)
-        with closing(self.validation.batches(self.validation.placed(order), sizes)) as batches:
+        order = self.validation.placed(torch.arange(len(self.validation)))
+        with closing(self.validation.batches(order, _VALIDATED)) as batches:
             for rows in batches:
                 images, y = self.validation.window.batch(rows)
                 x, y = self.task.prepare.test(images.to(self.device)), y.to(self.device)
@@ -457,24 +457,18 @@ def _check_loss(learner: Learner, loss: Any) -> None:
 
 def _sizes(images: int, batch: int) -> list[int]:
     """How many images each step sees. One that is left over joins the batch before: alone it has no spread."""
-    sizes = _cut(images, batch)
-    return [*sizes[:-2], batch + 1] if len(sizes) > 1 and sizes[-1] == 1 < batch else sizes
-
-
-def _cut(images: int, batch: int) -> list[int]:
     whole, rest = divmod(images, batch)
+    if rest == 1 and whole:
+        return [batch] * (whole - 1) + [batch + 1]
     return [batch] * whole + [rest] * (rest > 0)
 
 
 @torch.no_grad()
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """On a GPU most of them at once."""
-    copies = {name: torch.empty_like(tensor.detach()) for name, tensor in tensors.items()}
-    many = [name for name, tensor in tensors.items() if tensor.dtype == torch.float32]
-    if many:
+    copies = {n: torch.empty_like(t) if t.dtype == torch.float32 else t.clone() for n, t in tensors.items()}
+    if many := [name for name, tensor in tensors.items() if tensor.dtype == torch.float32]:
         torch._foreach_copy_([copies[name] for name in many], [tensors[name] for name in many])
-    for name in copies.keys() - many:
-        copies[name].copy_(tensors[name])
     return copies
 
 
