@@ -85,6 +85,10 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
     return pruned, facts | {"images": len(task.val), "curves": [list(each.values()) for each in curves.values()]}
 
 
+def _shares(words: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in words.split(","))
+
+
 def main() -> None:
     """Measure, print a line for each task and the medians."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
@@ -94,6 +98,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1])
     parser.add_argument("--data-root", type=Path, help="where data sets are kept")
+    parser.add_argument("--start", type=_shares, default=START, help="shares to try for the first task")
+    parser.add_argument("--growth", type=_shares, default=GROWTH, help="growths to try for each later one")
     parser.add_argument("--align", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
@@ -105,7 +111,9 @@ def main() -> None:
         data = scenario(args.scenario, seed=seed, root=args.data_root)
         with seeded("net", seed):
             net = build(args.network, data.shape)
-            model = Tfm(net, data.example(), search_start=START, search=GROWTH, align=args.align).to(args.device)
+            model = Tfm(net, data.example(), search_start=args.start, search=args.growth, align=args.align).to(
+                args.device
+            )
         for task in data.tasks[: args.tasks]:
             model, facts = measure(model, part(task, args.images), regime, seed)
             rows.append({"seed": seed} | facts)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.training.test_course import Even
 from tests.training.test_fit import method, task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime
+from zeroforget.training import fit as loop
 from zeroforget.training.fit import UNFINISHED
+from zeroforget.training.graphs import in_turns
+from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
 REGIME = Regime(epochs=6, batch_size=27, keep="last")
@@ -120,4 +123,88 @@ def test_ctrl_c_leaves_all_of_them_what_they_were() -> None:
     before = [state(each) for each in learners]
     with pytest.raises(KeyboardInterrupt):
         Fit(REGIME, progress=stop).race(learners, task(), 0)
+    assert all(equal(each, old) for each, old in zip(learners, before, strict=True))
+
+
+# Handed over in turns ---------------------------------------------------------------------------------------------
+
+
+def dropping(width: int) -> Method:
+    """A learner that draws in each step."""
+    with seeded("net", width):
+        net = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 8))
+        made = Finetuning(net, torch.zeros(2, 4))
+        made.add_task(TaskSpec("t", 3))
+    return made
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 100])
+def test_those_whose_steps_are_handed_over_in_turns_become_what_they_would_alone(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
+    monkeypatch.setattr(loop, "_TURN", steps)
+    regime, widths, heard = Regime(epochs=3, batch_size=16), (8, 12, 20), list[int]()
+    together = [dropping(width) for width in widths]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    logs = Fit(regime, progress=lambda p: heard.append(p.phase)).race(together, task(), 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    first = min(steps, 4)  # an epoch has four
+    assert heard[: 3 * first] == [phase for phase in range(3) for _ in range(first)]
+    for phase, (width, found, log) in enumerate(zip(widths, together, logs, strict=True)):
+        alone = dropping(width)
+        expected = Fit(regime, _phases=Phases({0: phase}))(alone, task(), 0)
+        assert [(e.loss, e.val_loss) for e in log.epochs] == [(e.loss, e.val_loss) for e in expected.epochs]
+        assert equal(found, state(alone))
+
+
+def test_one_that_is_alone_hands_over_a_whole_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
+    monkeypatch.setattr(loop, "_TURN", 1)
+    entered: list[int] = []
+    monkeypatch.setattr(loop, "Draws", lambda *key: entered.append(1) or seeded(*key[1:]))
+    Fit(Regime(epochs=2, batch_size=16))(dropping(8), task(), 0)
+    assert len(entered) == 2  # and were it entered a second time, this context would say so
+
+
+def test_parts_are_taken_in_turn_and_a_failure_closes_the_others() -> None:
+    seen: list[str] = []
+
+    def work(name: str, parts: int, fails: bool = False) -> Generator[None]:
+        try:
+            for part in range(parts):
+                seen.append(f"{name}{part}")
+                yield
+            if fails:
+                raise KeyError(name)
+        finally:
+            seen.append(f"{name} closed")
+
+    in_turns([work("a", 1), work("b", 3), work("c", 0)])
+    assert seen == ["a0", "b0", "c closed", "a closed", "b1", "b2", "b closed"]
+    seen.clear()
+    with pytest.raises(KeyError, match="b"):
+        in_turns([work("a", 5), work("b", 1, fails=True), work("c", 5)])
+    assert seen == ["a0", "b0", "c0", "a1", "b closed", "c closed", "a closed"]
+
+
+@pytest.mark.parametrize("heard", [3, 10])
+def test_a_race_in_turns_that_is_stopped_leaves_all_what_they_were(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
+    monkeypatch.setattr(loop, "_TURN", 1)
+    left = heard
+
+    def stop(progress: Progress) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+
+    learners = [dropping(8), dropping(12)]
+    before = [state(each) for each in learners]
+    draws = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        Fit(Regime(epochs=3, batch_size=16), progress=stop).race(learners, task(), 0)
+    assert torch.equal(torch.get_rng_state(), draws)
     assert all(equal(each, old) for each, old in zip(learners, before, strict=True))

@@ -197,18 +197,17 @@ class _Lines:
 class _Live:
     def __init__(self, bars: Bars) -> None:
         self.bars, self.rows = bars, {"reading": bars.add_task("reading pictures", figures="", visible=False)}
-        self.drawn = 0.0
+        self.drawn: dict[str, float] = {}
 
     def decoding(self, done: int, total: int) -> None:
         row = self.rows["reading"]
         self.bars.update(row, completed=done, total=total, visible=done < total, figures=f"{done}/{total}")
 
     def training(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self.drawn < 0.1:
+        name, now = f"training{f' {progress.phase + 1}' if progress.phase else ''}", time.monotonic()
+        if now - self.drawn.get(name, 0.0) < 0.1:
             return
-        self.drawn = now
-        name = f"training{f' {progress.phase + 1}' if progress.phase else ''}"
+        self.drawn[name] = now
         if name not in self.rows:
             self.rows[name] = self.bars.add_task(name, figures="", total=progress.epochs)
         done = min(progress.epoch + progress.step / progress.steps, progress.epochs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,18 +19,21 @@ from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors,
 from zeroforget.training.clip import clip
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.feed import Feed, feeds
-from zeroforget.training.graphs import CapturedStep, Lane, lanes, settle
+from zeroforget.training.graphs import CapturedStep, Lane, in_turns, lanes, settle
 from zeroforget.training.log import Epoch, FitLog, Progress
 from zeroforget.training.mixing import mix
 from zeroforget.training.phases import Phases
 from zeroforget.training.regime import Regime
-from zeroforget.training.seeding import generator, seeded
+from zeroforget.training.seeding import Draws, generator
 
 _PAUSE = 20.0
 """Seconds of training on a GPU that an interruption may cost."""
 
 _VALIDATED = 256
 """So many images are validated at a time."""
+
+_TURN = 4
+"""So many steps of one learner are handed over before another's, where they train at the same time."""
 
 UNFINISHED = "its turn did not come again"
 """Why a learner of a race stopped that others decided."""
@@ -104,8 +108,11 @@ class Fit:
         feed = feeds((task.train, task.val), (regime.batch_size + 1, _VALIDATED), device)
         fed = [feed() for _ in learners]  # before a number is taken: there may not be enough memory
         numbers = self._phases.take(learners, index)
+        abreast = _train_abreast(device)
         loops = [
-            _Loop(self, regime, learner, task, index, phase, *own, lane)
+            _Loop(
+                self, regime, learner, task, index, phase, *own, lane, _TURN if abreast and len(learners) > 1 else None
+            )
             for learner, phase, own, lane in zip(learners, numbers, fed, lanes(device, len(learners)), strict=True)
         ]
         try:
@@ -120,10 +127,9 @@ class Fit:
                 for i in going:
                     seen[i] += 1
                 due = [loops[i] for i in going if loops[i].is_behind(seen[i])]
-                for abreast in [due] if device.type == "cuda" else [[loop] for loop in due]:
-                    for loop in abreast:
-                        loop.launch()
-                    for loop in abreast:
+                for together in [due] if abreast else [[loop] for loop in due]:
+                    in_turns([loop.launch() for loop in together])
+                    for loop in together:
                         loop.land()
             self._later.wait()
             return [loop.finish() for loop in loops]
@@ -156,6 +162,8 @@ class _Loop:
     training: Feed
     validation: Feed
     lane: Lane
+    turn: int | None
+    """How many steps are handed over before it is others' turn; without a number, all."""
 
     def __post_init__(self) -> None:
         folder = self.fit.folder
@@ -223,16 +231,22 @@ class _Loop:
         self.log.stopped = self.log.stopped or UNFINISHED
         return self.log
 
-    def launch(self) -> None:
-        """Hand the next epoch to the device. Where all images are on a GPU nothing here waits for it; images that are
-        brought over are waited for, so learners that race on these take turns.
+    def launch(self) -> Generator[None]:
+        """Hand the next epoch to the device, in parts, between which others may hand over theirs. Where all images are
+        on a GPU nothing here waits for it; images that are brought over are waited for.
 
         What the next epoch needs is got ready meanwhile: the weights, should they be the best, and the order.
         """
         self.began = time.perf_counter()
         number = len(self.log.epochs)
+        noise, going = Draws(self.device, "noise", self.fit.seed, self.index, self.phase, number), True
+        with closing(self._train(number)) as steps:
+            while going:
+                with self.lane(), noise, self.regime.arithmetic():
+                    going = sum(1 for _ in islice(steps, self.turn)) == self.turn
+                yield
         with self.lane():
-            self.outcome = torch.cat([self._train(number), self._validate()])
+            self.outcome = torch.cat([self.total / len(self.training), self._validate()])
             self.newest = _copy(self.learner.moving()) if self.ahead else None
             self.order = self._order(number + 1) if self.ahead else None
 
@@ -269,18 +283,16 @@ class _Loop:
         self._report(number, self.steps)
         self._save()
 
-    def _train(self, number: int) -> Tensor:
-        """One pass over the training data; the mean loss, still on the device."""
-        fit = self.fit
+    def _train(self, number: int) -> Generator[None]:
+        """One pass over the training data, step by step; their losses are added up on the device."""
         order = self._order(number) if self.order is None else self.order
         # On a GPU augmentation draws there, from the seed of the epoch's noise.
-        self.draws = generator("augment", fit.seed, self.index, number) if self.on_cpu else None
+        self.draws = generator("augment", self.fit.seed, self.index, number) if self.on_cpu else None
         self.total.zero_()
         self.learner.train()
         self.mixes = self.regime.mixes(number)
         key = (self.learner.capture_key(), self.mixes) if self.captured else None
-        noise = seeded("noise", fit.seed, self.index, self.phase, number)
-        with noise, self.regime.arithmetic(), closing(self.training.batches(order, self.sizes)) as batches:
+        with closing(self.training.batches(order, self.sizes)) as batches:
             for step, rows in enumerate(batches):
                 if len(rows) != self.regime.batch_size:  # one step an epoch: trying algorithms for its size costs more
                     torch.backends.cudnn.benchmark = False
@@ -292,7 +304,7 @@ class _Loop:
                 if self.on_cpu:
                     self._check(float(loss), number, step)
                 self._report(number, step + 1)
-        return self.total / len(order)
+                yield
 
     def _order(self, number: int) -> Tensor:
         """The positions of all images as they come in this epoch."""
@@ -440,6 +452,11 @@ class _Loop:
 
 def _saves_beside(device: torch.device) -> bool:
     """Whether checkpoints are written while training goes on: where an epoch takes less time than to write one."""
+    return device.type == "cuda"
+
+
+def _train_abreast(device: torch.device) -> bool:
+    """Whether learners that race train at the same time."""
     return device.type == "cuda"
 
 

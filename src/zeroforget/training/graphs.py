@@ -4,8 +4,8 @@ And lanes, in which several learners' steps run on one GPU at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -98,6 +98,18 @@ def lanes(device: torch.device, count: int) -> list[Lane]:
         return within
 
     return [lane() for _ in range(count)]
+
+
+def in_turns(works: Sequence[Generator[None]]) -> None:
+    """Take each one part further, in turn, until all are done; if one fails, the others are closed.
+
+    A GPU works on several at once only if it has been handed parts of several: one whole work after the other would
+    be done one after the other.
+    """
+    with ExitStack() as closed:
+        going = [closed.enter_context(closing(work)) for work in works]
+        while going:
+            going = [work for work in going if next(work, True) is None]
 
 
 def settle(device: torch.device) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def derive(*key: object) -> int:
@@ -32,3 +33,30 @@ def seeded(*key: object) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(derive(*key))
         yield
+
+
+class Draws:
+    """Torch's global generators, of the CPU and of `device`, begun from the key's seed: `with draws:`.
+
+    Left and entered again they go on from where they were; outside they are as if nothing had been drawn. So several
+    places can draw in turn, and each gets what it would get alone.
+    """
+
+    def __init__(self, device: torch.device, *key: object) -> None:
+        self._gpu = [device] if device.type == "cuda" else []
+        kinds = [torch.device("cpu"), *self._gpu]
+        self._states = [torch.Generator(kind).manual_seed(derive(*key)).get_state() for kind in kinds]
+
+    def __enter__(self) -> None:
+        self._exchange()
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange()
+
+    def _exchange(self) -> None:
+        """What is held here is in force, and what was in force is held here."""
+        found: list[Tensor] = [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in self._gpu)]
+        torch.set_rng_state(self._states[0])
+        for gpu, state in zip(self._gpu, self._states[1:], strict=True):
+            torch.cuda.set_rng_state(state, gpu)
+        self._states = found
