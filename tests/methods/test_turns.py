@@ -93,6 +93,22 @@ def test_at_a_high_rate_nothing_is_sure() -> None:
     assert race([late, flat(0.9)], 0.015) == (0, [21, 10])
 
 
+def test_one_that_cannot_matter_waits_while_others_still_may() -> None:
+    """The second is bounded long before the third, which is still at a high rate."""
+    second, third = [(0.1, 0.5)] + [(0.1 / 3**5, 0.5)] * 30, [(0.1, 0.3)] * 20 + [(0.1 / 3**5, 0.3)] * 30
+    chosen, seen = race([flat(0.5, 12), second, third], 0.03)
+    assert (chosen, seen) == (0, [12, 2, 21])
+
+
+def test_whoever_stands_highest_ends_the_doubt_about_one_that_is_out_of_its_reach() -> None:
+    """The first may come within the margin of the second, not of the third: the end of that one tells, and none of the
+    others trains for it."""
+    first, third = [(0.1, 0.485)] + [(0.1 / 3**4, 0.485)] * 90, [(0.1, 0.56)] + [(0.1 / 3**5, 0.56)] * 20
+    chosen, seen = race([first, flat(0.545, 8), third, third], 0.04)
+    assert chosen == 1
+    assert seen == [2, 8, 21, 2]
+
+
 # On real data -----------------------------------------------------------------------------------------------------
 
 

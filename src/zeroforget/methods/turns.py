@@ -59,9 +59,13 @@ def turns(candidates: Sequence[Standing], margin: float) -> list[int]:
         return []
     leader = max(each.now for each in candidates)
     likely = [i for i in able if candidates[i].high >= leader - margin]
-    for i in likely:
-        if all(each.high <= candidates[i].now + margin for each in candidates[i + 1 :]):
-            likely = [k for k in likely if k <= i]  # the larger ones cannot matter if this one ends as it stands
-            break
-    going = [i for i in likely if not candidates[i].ended]
-    return going or [i for i in able if not candidates[i].ended]
+    leading: list[int] = []
+    for i in (
+        likely
+    ):  # one that cannot exceed a smaller one by more than the margin does not matter if that ends as it stands
+        if all(candidates[i].high > candidates[k].now + margin for k in leading):
+            leading.append(i)
+    unknown = [i for i in able if not candidates[i].ended]
+    going = [i for i in unknown if i in leading]
+    # If all of these have ended, whoever stands highest proves most by its end.
+    return going or [i for i in unknown if candidates[i].now == leader][:1] or unknown
