@@ -11,7 +11,7 @@ from torch import nn
 from zeroforget.data import Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
-from zeroforget.training import Fit, Progress, Regime, fit
+from zeroforget.training import Fit, Progress, Regime, feed, fit
 from zeroforget.training.graphs import lanes
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
@@ -33,8 +33,13 @@ def learner(task: Task, width: int) -> Finetuning:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("capture", [True, False])
-def test_side_by_side_as_alone(capture: bool) -> None:
+def test_side_by_side_as_alone(capture: bool, steps: int, resident: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "_TURN", steps)
+    if not resident:
+        monkeypatch.setattr(feed, "_room", lambda device: -1)
     task = scenario("digits/5", seed=0).tasks[0]
     regime = Regime(epochs=4, device="cuda", capture=capture)
     widths = (48, 256, 2048)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,12 @@ from tests.training.test_course import Even
 from tests.training.test_fit import method, task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.finetuning import Finetuning
-from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime
+from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, feed
 from zeroforget.training import fit as loop
 from zeroforget.training.fit import UNFINISHED
 from zeroforget.training.graphs import in_turns
 from zeroforget.training.phases import Phases
-from zeroforget.training.seeding import seeded
+from zeroforget.training.seeding import Draws, seeded
 
 REGIME = Regime(epochs=6, batch_size=27, keep="last")
 Seen = list[tuple[int, int, str]]
@@ -138,12 +140,15 @@ def dropping(width: int) -> Method:
     return made
 
 
+@pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("steps", [1, 2, 3, 100])
 def test_those_whose_steps_are_handed_over_in_turns_become_what_they_would_alone(
-    steps: int, monkeypatch: pytest.MonkeyPatch
+    steps: int, resident: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
     monkeypatch.setattr(loop, "_TURN", steps)
+    if not resident:
+        monkeypatch.setattr(feed, "_room", lambda device: -1)
     regime, widths, heard = Regime(epochs=3, batch_size=16), (8, 12, 20), list[int]()
     together = [dropping(width) for width in widths]
     torch.manual_seed(3)
@@ -159,13 +164,43 @@ def test_those_whose_steps_are_handed_over_in_turns_become_what_they_would_alone
         assert equal(found, state(alone))
 
 
-def test_one_that_is_alone_hands_over_a_whole_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_is_handed_over_when_all_steps_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the host's time; meanwhile a GPU is to have steps of everybody."""
+    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
+    monkeypatch.setattr(loop, "_TURN", 3)
+    seen: list[str] = []
+    validate = loop._Loop._validate
+
+    def noted(self: loop._Loop) -> Tensor:
+        seen.append("validation")
+        return validate(self)
+
+    monkeypatch.setattr(loop._Loop, "_validate", noted)
+    learners = [dropping(width) for width in (8, 12, 20)]
+    Fit(Regime(epochs=1, batch_size=16), progress=lambda p: seen.append("step")).race(learners, task(), 0)
+    assert seen[: 3 * 4 + 3] == ["step"] * 12 + ["validation"] * 3
+
+
+def test_one_that_is_left_alone_hands_over_a_whole_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
     monkeypatch.setattr(loop, "_TURN", 1)
-    entered: list[int] = []
-    monkeypatch.setattr(loop, "Draws", lambda *key: entered.append(1) or seeded(*key[1:]))
-    Fit(Regime(epochs=2, batch_size=16))(dropping(8), task(), 0)
-    assert len(entered) == 2  # and were it entered a second time, this context would say so
+    parts: list[int] = []
+
+    class Noted(Draws):
+        @contextmanager
+        def __call__(self) -> Iterator[None]:
+            parts.append(1)
+            with super().__call__():
+                yield
+
+    monkeypatch.setattr(loop, "Draws", Noted)
+
+    def turns(logs: list[FitLog]) -> list[int]:
+        parts.append(0)
+        return [0] if logs[0].epochs else [0, 1]
+
+    Fit(Regime(epochs=3, batch_size=16)).race([dropping(8), dropping(12)], task(), 0, turns)
+    assert parts == [0, *[1] * 10, 0, 1, 0, 1, 0]  # four steps and a last look, of both; then whole epochs
 
 
 def test_parts_are_taken_in_turn_and_a_failure_closes_the_others() -> None:
@@ -184,15 +219,18 @@ def test_parts_are_taken_in_turn_and_a_failure_closes_the_others() -> None:
     in_turns([work("a", 1), work("b", 3), work("c", 0)])
     assert seen == ["a0", "b0", "c closed", "a closed", "b1", "b2", "b closed"]
     seen.clear()
-    with pytest.raises(KeyError, match="b"):
+    with pytest.raises(KeyError, match="b") as failed:
         in_turns([work("a", 5), work("b", 1, fails=True), work("c", 5)])
     assert seen == ["a0", "b0", "c0", "a1", "b closed", "c closed", "a closed"]
+    assert failed.tb is not None  # it keeps alive whatever was going on
 
 
 @pytest.mark.parametrize("heard", [3, 10])
 def test_a_race_in_turns_that_is_stopped_leaves_all_what_they_were(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
     monkeypatch.setattr(loop, "_TURN", 1)
+    monkeypatch.setattr(feed, "_room", lambda device: -1)
+    monkeypatch.setattr(feed, "_SLOTS", 2)
     left = heard
 
     def stop(progress: Progress) -> None:
@@ -204,7 +242,9 @@ def test_a_race_in_turns_that_is_stopped_leaves_all_what_they_were(heard: int, m
     learners = [dropping(8), dropping(12)]
     before = [state(each) for each in learners]
     draws = torch.get_rng_state()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         Fit(Regime(epochs=3, batch_size=16), progress=stop).race(learners, task(), 0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("images")]
+    assert stopped.tb is not None
     assert torch.equal(torch.get_rng_state(), draws)
     assert all(equal(each, old) for each, old in zip(learners, before, strict=True))

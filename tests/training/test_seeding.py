@@ -58,7 +58,7 @@ def test_who_draws_in_turn_draws_what_it_would_alone(device: str) -> None:
         for tensor, other in zip(draw(), outside[turn], strict=True):
             assert torch.equal(tensor, other)
         for key, found in places.items():
-            with suppress(KeyError), draws[key]:
+            with suppress(KeyError), draws[key]():
                 found += draw()
                 raise KeyError
     assert all(torch.equal(one, other) for one, other in zip(draw(), outside[3], strict=True))

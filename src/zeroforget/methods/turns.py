@@ -59,13 +59,13 @@ def turns(candidates: Sequence[Standing], margin: float) -> list[int]:
         return []
     leader = max(each.now for each in candidates)
     likely = [i for i in able if candidates[i].high >= leader - margin]
-    leading: list[int] = []
-    for i in (
-        likely
-    ):  # one that cannot exceed a smaller one by more than the margin does not matter if that ends as it stands
-        if all(candidates[i].high > candidates[k].now + margin for k in leading):
-            leading.append(i)
+    matter: list[int] = []
+    for i in likely:
+        # One that cannot exceed a smaller one by more than the margin waits: it matters only if that one falls, or if a
+        # larger one leaves that one behind.
+        if all(candidates[i].high > candidates[k].now + margin for k in matter):
+            matter.append(i)
     unknown = [i for i in able if not candidates[i].ended]
-    going = [i for i in unknown if i in leading]
+    going = [i for i in unknown if i in matter]
     # If all of these have ended, whoever stands highest proves most by its end.
     return going or [i for i in unknown if candidates[i].now == leader][:1] or unknown

@@ -107,15 +107,10 @@ class Fit:
         device = torch.device(regime.device)
         feed = feeds((task.train, task.val), (regime.batch_size + 1, _VALIDATED), device)
         fed = [feed() for _ in learners]  # before a number is taken: there may not be enough memory
-        numbers = self._phases.take(learners, index)
-        abreast = _train_abreast(device)
-        loops = [
-            _Loop(
-                self, regime, learner, task, index, phase, *own, lane, _TURN if abreast and len(learners) > 1 else None
-            )
-            for learner, phase, own, lane in zip(learners, numbers, fed, lanes(device, len(learners)), strict=True)
-        ]
+        numbers, loops = self._phases.take(learners, index), list[_Loop]()
         try:
+            ways = zip(learners, numbers, fed, lanes(device, len(learners)), strict=True)
+            loops += [_Loop(self, regime, one, task, index, phase, *own, lane) for one, phase, own, lane in ways]
             for loop in loops:
                 loop.begin()
             seen = [0] * len(loops)
@@ -127,8 +122,8 @@ class Fit:
                 for i in going:
                     seen[i] += 1
                 due = [loops[i] for i in going if loops[i].is_behind(seen[i])]
-                for together in [due] if abreast else [[loop] for loop in due]:
-                    in_turns([loop.launch() for loop in together])
+                for together in [due] if _train_abreast(device) else [[loop] for loop in due]:
+                    in_turns([loop.launch(_TURN if len(together) > 1 else None) for loop in together])
                     for loop in together:
                         loop.land()
             self._later.wait()
@@ -162,8 +157,6 @@ class _Loop:
     training: Feed
     validation: Feed
     lane: Lane
-    turn: int | None
-    """How many steps are handed over before it is others' turn; without a number, all."""
 
     def __post_init__(self) -> None:
         folder = self.fit.folder
@@ -231,9 +224,9 @@ class _Loop:
         self.log.stopped = self.log.stopped or UNFINISHED
         return self.log
 
-    def launch(self) -> Generator[None]:
-        """Hand the next epoch to the device, in parts, between which others may hand over theirs. Where all images are
-        on a GPU nothing here waits for it; images that are brought over are waited for.
+    def launch(self, turn: int | None) -> Generator[None]:
+        """Hand the next epoch to the device: all steps, or so many at a time, and validation. In between others may
+        hand over theirs. Where all images are on a GPU nothing here waits for it; images that are brought over are.
 
         What the next epoch needs is got ready meanwhile: the weights, should they be the best, and the order.
         """
@@ -242,8 +235,8 @@ class _Loop:
         noise, going = Draws(self.device, "noise", self.fit.seed, self.index, self.phase, number), True
         with closing(self._train(number)) as steps:
             while going:
-                with self.lane(), noise, self.regime.arithmetic():
-                    going = sum(1 for _ in islice(steps, self.turn)) == self.turn
+                with self.lane(), noise(), self.regime.arithmetic():
+                    going = sum(1 for _ in islice(steps, turn)) == turn
                 yield
         with self.lane():
             self.outcome = torch.cat([self.total / len(self.training), self._validate()])

@@ -246,8 +246,8 @@ class Regime:
         cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
         fast = self.precision == "tf32"
-        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = fast, fast, self.device.startswith("cuda")
         try:
+            cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = fast, fast, self.device.startswith("cuda")
             yield
         finally:
             cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 
 def derive(*key: object) -> int:
@@ -36,10 +35,11 @@ def seeded(*key: object) -> Iterator[None]:
 
 
 class Draws:
-    """Torch's global generators, of the CPU and of `device`, begun from the key's seed: `with draws:`.
+    """Torch's global generators, of the CPU and of `device`, begun from the key's seed: `with draws():`.
 
     Left and entered again they go on from where they were; outside they are as if nothing had been drawn. So several
-    places can draw in turn, and each gets what it would get alone.
+    places can draw in turn, and each gets what it would get alone, also where a lane has no generator of its own.
+    (Not what cuDNN keeps for recurrent layers' dropout, which begins anew when a state is put in place.)
     """
 
     def __init__(self, device: torch.device, *key: object) -> None:
@@ -47,16 +47,13 @@ class Draws:
         kinds = [torch.device("cpu"), *self._gpu]
         self._states = [torch.Generator(kind).manual_seed(derive(*key)).get_state() for kind in kinds]
 
-    def __enter__(self) -> None:
-        self._exchange()
-
-    def __exit__(self, *_: object) -> None:
-        self._exchange()
-
-    def _exchange(self) -> None:
-        """What is held here is in force, and what was in force is held here."""
-        found: list[Tensor] = [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in self._gpu)]
-        torch.set_rng_state(self._states[0])
-        for gpu, state in zip(self._gpu, self._states[1:], strict=True):
-            torch.cuda.set_rng_state(state, gpu)
-        self._states = found
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=self._gpu):
+            torch.set_rng_state(self._states[0])
+            for gpu, state in zip(self._gpu, self._states[1:], strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            try:
+                yield
+            finally:
+                self._states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in self._gpu)]
