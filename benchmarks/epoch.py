@@ -5,6 +5,8 @@ validate after every epoch and keep the best weights. How busy the GPU is comes 
 least one kernel runs, over all of it. `--kernels 20` prints on what each loop spends that time. `--experiment FILE`
 takes network, regime and augmentation from an experiment's file, without the plainest loop, which knows none of it.
 
+Memory is the most that was allocated at a time, without images that lie on the GPU already.
+
 `--also hat,ewc` measures these methods in their second task, where they hold on to the first. With `--host` images stay
 on the host, and are brought to the GPU batch by batch.
 
@@ -173,8 +175,13 @@ def main() -> None:
         sides[name] = lambda epochs, loop=loop: ours(args, tasks, loop, epochs)  # type: ignore[misc]
     rows: list[dict[str, Any]] = []
     for name, side in sides.items():
+        if args.device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(args.device)
+            held = torch.cuda.memory_allocated(args.device)
         each = side(args.epochs)[1:]  # the first one warms up
         row: dict[str, Any] = {"loop": name, "seconds": statistics.median(each), "epochs": len(each)}
+        if args.device.startswith("cuda"):
+            row["memory"] = torch.cuda.max_memory_allocated(args.device) - held
         rows.append(row | {"ratio": row["seconds"] / (rows[0]["seconds"] if rows else row["seconds"])})
         kernels = []
         if args.device.startswith("cuda"):

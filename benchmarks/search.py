@@ -122,12 +122,12 @@ def main() -> None:
             print(
                 f"{args.scenario} seed {seed} {task.name}: {pruned:.2f} / {full:.2f} of one task, {agree}", flush=True
             )
+            if args.out:  # after every task, so that a run that is cut leaves those it has
+                args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}) + "\n")
     ratios = {n: statistics.median(r["seconds"][n] / r["seconds"]["one"] for r in rows) for n in ("pruned", "full")}
     agreed = sum(row["bits"] for row in rows)
     print(f"{ratios['pruned']:7.3f}  growth search / one task, median of {len(rows)}")
     print(f"{ratios['full']:7.3f}  without stopping early; {agreed} of {len(rows)} searches agree bit for bit")
-    if args.out:
-        args.out.write_text(json.dumps(facts_of(args) | {"rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,10 +59,15 @@ def _about(found: dict[str, Any]) -> str:
 def epochs(files: list[Path]) -> str:
     """One row for each loop."""
     found = json.loads(files[0].read_text())
-    lines = ["| loop | seconds an epoch | over the plainest | GPU busy |", "|---|--:|--:|--:|"]
+    measured = any("memory" in row for row in found["rows"])
+    lines = [
+        "| loop | seconds an epoch | over the plainest | GPU busy |" + " memory |" * measured,
+        "|---|--:|--:|--:|" + "--:|" * measured,
+    ]
     for row in found["rows"]:
         busy = f"{row['busy']:.0%}" if "busy" in row else "–"
-        lines.append(f"| {row['loop']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {busy} |")
+        memory = f" {row['memory'] / 2**30:.2f} GiB |" if "memory" in row else " – |" * measured
+        lines.append(f"| {row['loop']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {busy} |{memory}")
     note = [found["note"], ""] if "note" in found else []
     return "\n".join([*lines, "", *note, _about(found)])
 
