@@ -174,17 +174,18 @@ def main() -> None:
     for name, loop in loops(args).items():
         sides[name] = lambda epochs, loop=loop: ours(args, tasks, loop, epochs)  # type: ignore[misc]
     rows: list[dict[str, Any]] = []
+    on_gpu = args.device.startswith("cuda")
     for name, side in sides.items():
-        if args.device.startswith("cuda"):
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(args.device)
             held = torch.cuda.memory_allocated(args.device)
         each = side(args.epochs)[1:]  # the first one warms up
         row: dict[str, Any] = {"loop": name, "seconds": statistics.median(each), "epochs": len(each)}
-        if args.device.startswith("cuda"):
+        if on_gpu:
             row["memory"] = torch.cuda.max_memory_allocated(args.device) - held
         rows.append(row | {"ratio": row["seconds"] / (rows[0]["seconds"] if rows else row["seconds"])})
         kernels = []
-        if args.device.startswith("cuda"):
+        if on_gpu:
             seen = profiled(lambda side=side: side(3))  # type: ignore[misc]
             rows[-1]["busy"], kernels = seen.busy, seen.kernels[: args.kernels]
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()), flush=True)

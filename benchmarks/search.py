@@ -85,7 +85,8 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
     return pruned, facts | {"images": len(task.val), "curves": [list(each.values()) for each in curves.values()]}
 
 
-def _shares(words: str) -> tuple[float, ...]:
+def shares(words: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
     return tuple(float(word) for word in words.split(","))
 
 
@@ -98,8 +99,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1])
     parser.add_argument("--data-root", type=Path, help="where data sets are kept")
-    parser.add_argument("--start", type=_shares, default=START, help="shares to try for the first task")
-    parser.add_argument("--growth", type=_shares, default=GROWTH, help="growths to try for each later one")
+    parser.add_argument("--start", type=shares, default=START, help="shares to try for the first task")
+    parser.add_argument("--growth", type=shares, default=GROWTH, help="growths to try for each later one")
     parser.add_argument("--align", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
@@ -110,10 +111,8 @@ def main() -> None:
     for seed in args.seeds:
         data = scenario(args.scenario, seed=seed, root=args.data_root)
         with seeded("net", seed):
-            net = build(args.network, data.shape)
-            model = Tfm(net, data.example(), search_start=args.start, search=args.growth, align=args.align).to(
-                args.device
-            )
+            options = {"search_start": args.start, "search": args.growth, "align": args.align}
+            model = Tfm(build(args.network, data.shape), data.example(), **options).to(args.device)
         for task in data.tasks[: args.tasks]:
             model, facts = measure(model, part(task, args.images), regime, seed)
             rows.append({"seed": seed} | facts)

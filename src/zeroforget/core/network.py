@@ -39,7 +39,7 @@ class GrowingNetwork(nn.Module):
 
     def __init__(
         self, net: nn.Module, axes: Axes, shape: tuple[int, ...], room: Room, start: float, fn: str, bridge: str
-    ):
+    ) -> None:
         super().__init__()
         self.axes = axes
         self.shape = shape

@@ -454,7 +454,7 @@ def _train_abreast(device: torch.device) -> bool:
 
 
 def _works_ahead(device: torch.device) -> bool:
-    """Whether an epoch is handed over as a whole, so that there is time until it is done."""
+    """Whether an epoch is handed over before it is done, so that there is time until it is."""
     return device.type == "cuda"
 
 
