@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.steps import facts_of
 from zeroforget.data import Split, Task, scenario
+from zeroforget.experiments.mps import more_queues
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import build
@@ -91,7 +92,7 @@ def shares(words: str) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """Measure, print a line for each task and the medians."""
+    """Read what is asked for, and measure it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--scenario", default="digits/5")
     parser.add_argument("--network", default="small")
@@ -106,6 +107,12 @@ def main() -> None:
     parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    with more_queues():
+        compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Measure, print a line for each task and the medians."""
     regime = Regime(**{"device": args.device} | args.regime)
     rows: list[dict[str, Any]] = []
     for seed in args.seeds:

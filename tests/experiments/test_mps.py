@@ -124,6 +124,25 @@ def test_one_that_runs_is_used_and_left_alone(calls: Path, tmp_path: Path) -> No
     assert not calls.exists()
 
 
+def test_one_process_alone_has_more_queues_to_the_gpu(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(mps.QUEUES, raising=False)
+    with mps.more_queues():
+        assert os.environ[mps.QUEUES] == "32"
+    assert mps.QUEUES not in os.environ
+    monkeypatch.setenv(mps.QUEUES, "4")
+    with mps.more_queues():
+        assert os.environ[mps.QUEUES] == "4"
+    assert os.environ[mps.QUEUES] == "4"
+
+
+def test_clients_of_a_server_share_its_queues(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(mps.QUEUES, raising=False)
+    (tmp_path / "nobody").mkdir()
+    (tmp_path / "nobody" / f"{mps.CONTROL}.pid").write_text(f"{os.getpid()}\n")
+    with mps.more_queues():
+        assert mps.QUEUES not in os.environ
+
+
 def test_a_dead_ones_traces_do_not_count(calls: Path, tmp_path: Path) -> None:
     (tmp_path / "nobody").mkdir()
     file = tmp_path / "nobody" / f"{mps.CONTROL}.pid"

@@ -5,9 +5,11 @@ has ended is known. One that has not may still end anywhere between nothing and 
 
 - accuracy never exceeds 1;
 - once the learning rate has fallen to a share r of its highest, half or less, accuracy on n validation images is taken
-  to rise by at most r (0.15 + 3 / sqrt(n)) + 1/n over that of the weights kept so far.
+  to rise by at most r (0.2 + 3 / sqrt(n)) + 1/n over that of the weights kept so far;
+- and by at most 8 w or 1.2 / sqrt(n), whichever is more, + 1/n, where w is by how much accuracy went up or down from
+  one of the last ten epochs to the next, on average. What a lower rate adds is what a higher one kept tossing about.
 
-The second is the one assumption (what was measured is in docs/experiments.md). Candidates that seem not to matter wait.
+The last two are what is assumed (what was measured is in docs/experiments.md). Candidates that seem not to matter wait.
 None is given up before those that ended prove it, so a guess that fails costs time and not the result.
 """
 
@@ -16,10 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zeroforget.training import FitLog
+from zeroforget.training.log import Epoch
 
-STEADY, CHANCE = 0.15, 3.0
+STEADY, CHANCE = 0.2, 3.0
+TOSSED, QUIET, RECENT = 8.0, 1.2, 10
 _EDGE = 1e-9
 
 
@@ -43,10 +48,21 @@ def standing(log: FitLog, images: int) -> Standing:
         end = log.val_accuracy if math.isfinite(log.val_accuracy) else -math.inf  # it never answered with numbers
         return Standing(end, end, end)
     now = log.val_accuracy if log.best >= 0 else 0.0
-    rates = [epoch.lr for epoch in log.epochs]
+    return Standing(-1.0, now, min(1.0, now + _rise(log.epochs, images)))
+
+
+def _rise(epochs: Sequence[Epoch], images: int) -> float:
+    """By how much accuracy may still rise."""
+    rates = [epoch.lr for epoch in epochs]
     share = rates[-1] / max(rates) if rates else 1.0
-    rise = share * (STEADY + CHANCE / math.sqrt(images)) + 1 / images if share <= 0.5 else 1.0
-    return Standing(-1.0, now, min(1.0, now + rise))
+    if share > 0.5:
+        return 1.0
+    rise = share * (STEADY + CHANCE / math.sqrt(images))
+    if len(epochs) > RECENT:
+        recent = [epoch.val_accuracy for epoch in epochs[-RECENT - 1 :]]
+        tossed = sum(abs(after - before) for before, after in pairwise(recent)) / RECENT
+        rise = min(rise, max(TOSSED * tossed, QUIET / math.sqrt(images)))
+    return rise + 1 / images
 
 
 def turns(candidates: Sequence[Standing], margin: float) -> list[int]:
