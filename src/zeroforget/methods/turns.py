@@ -5,9 +5,9 @@ has ended is known. One that has not may still end anywhere between nothing and 
 
 - accuracy never exceeds 1;
 - once the learning rate has fallen to a share r of its highest, half or less, accuracy on n validation images is taken
-  to rise by at most r (0.2 + 3 / sqrt(n)) + 1/n over that of the weights kept so far;
-- and by at most 8 w or 1.2 / sqrt(n), whichever is more, + 1/n, where w is by how much accuracy went up or down from
-  one of the last ten epochs to the next, on average. What a lower rate adds is what a higher one kept tossing about.
+  to rise by at most r (0.1 + 3 / sqrt(n)) + 1.5 w + 1/n over that of the weights kept so far, where w is by how much
+  it went up or down from one of the last ten epochs to the next, on average;
+- and by at most 8 w or 1 / sqrt(n), whichever is more, + 1/n. What a lower rate adds is what a higher one tossed about.
 
 The last two are what is assumed (what was measured is in docs/experiments.md). Candidates that seem not to matter wait.
 None is given up before those that ended prove it, so a guess that fails costs time and not the result.
@@ -23,8 +23,8 @@ from itertools import pairwise
 from zeroforget.training import FitLog
 from zeroforget.training.log import Epoch
 
-STEADY, CHANCE = 0.2, 3.0
-TOSSED, QUIET, RECENT = 8.0, 1.2, 10
+STEADY, CHANCE, LUCK = 0.1, 3.0, 1.5
+TOSSED, QUIET, RECENT = 8.0, 1.0, 10
 _EDGE = 1e-9
 
 
@@ -54,13 +54,12 @@ def standing(log: FitLog, images: int) -> Standing:
 def _rise(epochs: Sequence[Epoch], images: int) -> float:
     """By how much accuracy may still rise."""
     rates = [epoch.lr for epoch in epochs]
-    share = rates[-1] / max(rates) if rates else 1.0
-    if share > 0.5:
+    if len(epochs) < 2 or (share := rates[-1] / max(rates)) > 0.5:
         return 1.0
-    rise = share * (STEADY + CHANCE / math.sqrt(images))
-    if len(epochs) > RECENT:
-        recent = [epoch.val_accuracy for epoch in epochs[-RECENT - 1 :]]
-        tossed = sum(abs(after - before) for before, after in pairwise(recent)) / RECENT
+    recent = [epoch.val_accuracy for epoch in epochs[-RECENT - 1 :]]
+    tossed = sum(abs(after - before) for before, after in pairwise(recent)) / (len(recent) - 1)
+    rise = share * (STEADY + CHANCE / math.sqrt(images)) + LUCK * tossed
+    if len(recent) > RECENT:
         rise = min(rise, max(TOSSED * tossed, QUIET / math.sqrt(images)))
     return rise + 1 / images
 
