@@ -9,6 +9,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- picture KIND results/NAME.json ... -->             averages, course or distance, see `benchmarks/pictures.py`
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
     <!-- epochs results/NAME.json -->                       the time of an epoch of the training loop
+    <!-- searches results/NAME.json ... -->                 the time of growth searches
     <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
     <!-- ratios results/NAME.json -->                       what `make bench` measured
 
@@ -33,7 +34,7 @@ from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|tuned|kept|picture|steps|epochs|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|headline|tuned|kept|picture|steps|epochs|searches|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 FOLDER = "pictures"
@@ -74,6 +75,7 @@ def _body(block: str, words: list[str]) -> str:
     measured = {
         "steps": step_tables.steps,
         "epochs": step_tables.epochs,
+        "searches": step_tables.searches,
         "recipes": recipes.table,
         "ratios": step_tables.ratios,
     }

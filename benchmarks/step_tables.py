@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md, made from what `benchmarks.steps` and `benchmarks.epoch` wrote."""
+"""The tables of docs/speed.md, made from what `benchmarks.steps`, `benchmarks.epoch` and `benchmarks.search` wrote."""
 
 from __future__ import annotations
 
@@ -49,11 +49,8 @@ def _cell(step: str, rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _about(found: dict[str, Any]) -> str:
-    precision = found["args"].get("precision", "")
-    return (
-        f"`{found['command']}`: {found['device']}, {precision}, torch {found['torch']}, commit {found['commit']}, "
-        f"{found['date']}.\n"
-    )
+    where = filter(None, [found["device"], found["args"].get("precision"), f"torch {found['torch']}"])
+    return f"`{found['command']}`: {', '.join(where)}, commit {found['commit']}, {found['date']}.\n"
 
 
 def epochs(files: list[Path]) -> str:
@@ -95,3 +92,27 @@ def ratios(files: list[Path]) -> str:
     where = f"{found['device']}, {found['threads']} threads, torch {found['torch']}"
     made = f"{where}, commit {found['commit']}, {found['date']}"
     return "\n".join([*lines, "", *rest, "", f"`{found['command']}`: {made}."])
+
+
+def searches(files: list[Path]) -> str:
+    """One row for each search, a sum for each file: its time and epochs over those of the growth that it chose."""
+    lines = [
+        "| | tried | chosen | search ÷ chosen alone | all to their ends ÷ chosen alone | epochs ÷ the chosen one's |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    found = [json.loads(file.read_text()) for file in files]
+    for each in found:
+        sums = dict.fromkeys(("pruned", "full", "one", "epochs", "chosen"), 0.0)
+        for row in each["rows"]:
+            chosen = next(candidate for candidate in row["search"][0] if candidate["chosen"])
+            facts = row["seconds"] | {"epochs": row["epochs"][0], "chosen": chosen["epochs"]}
+            growths = ", ".join(f"{100 * candidate['growth']:g}" for candidate in row["search"][0])
+            lines.append(f"| {row['task']} | {growths} % | {100 * chosen['growth']:g} % | {_ratios(facts)} |")
+            sums = {name: total + facts[name] for name, total in sums.items()}
+        lines.append(f"| **all {len(each['rows'])}**, commit {each['commit']} | | | {_ratios(sums)} |")
+    return "\n".join([*lines, "", *(_about(each) for each in found)])
+
+
+def _ratios(facts: dict[str, float]) -> str:
+    ratios = facts["pruned"] / facts["one"], facts["full"] / facts["one"], facts["epochs"] / facts["chosen"]
+    return " | ".join(f"{ratio:.2f}" for ratio in ratios)
