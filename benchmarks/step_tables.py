@@ -107,7 +107,9 @@ def searches(files: list[Path]) -> str:
             chosen = next(candidate for candidate in row["search"][0] if candidate["chosen"])
             facts = row["seconds"] | {"epochs": row["epochs"][0], "chosen": chosen["epochs"]}
             growths = ", ".join(f"{100 * candidate['growth']:g}" for candidate in row["search"][0])
-            lines.append(f"| {row['task']} | {growths} % | {100 * chosen['growth']:g} % | {_ratios(facts)} |")
+            lines.append(
+                f"| {row['task']}, seed {row['seed']} | {growths} % | {100 * chosen['growth']:g} % | {_ratios(facts)} |"
+            )
             sums = {name: total + facts[name] for name, total in sums.items()}
         lines.append(f"| **all {len(each['rows'])}**, commit {each['commit']} | | | {_ratios(sums)} |")
     return "\n".join([*lines, "", *(_about(each) for each in found)])
