@@ -265,7 +265,8 @@ def test_runs_at_the_same_time_are_told_apart(kind: type[Lines], tmp_path: Path)
     console = Console(file=screen, force_terminal=kind is Live, width=160)
     one, two, three = Experiment.load(write_toml(tmp_path), methods=["pulled"], seeds=[0, 1, 2]).runs()
     epoch = Epoch(0, 0.1, 0.5, 0.5, 0.75, 1.0)
-    record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0}
+    tried = {"growth": 0.05, "search": [{"growth": 0.0}, {"growth": 0.05}]}
+    record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0, "log": {"notes": tried}}
     with kind(console, 3, 2) as watch:
         watch.notice("a word")
         watch.loading("pictures", 3, 10)
@@ -285,7 +286,7 @@ def test_runs_at_the_same_time_are_told_apart(kind: type[Lines], tmp_path: Path)
     title = "pulled on tests.experiments.helpers:three_digits"
     assert "a word" in shown
     assert f"[2/3] {title}, seed 1" in shown
-    assert f"  {title}, seed 1: task 1/2 a: 50.0 %, average 50.0 %, 1.0 s" in shown
+    assert f"  {title}, seed 1: task 1/2 a: 50.0 %, average 50.0 %, grown by 5 % (0, 5 tried), 1.0 s" in shown
     assert f"[3/3] {title}, seed 2, going on after 1 of 2 tasks" in shown
     assert f"[2/3] {title}, seed 0 failed: its process was killed" in shown
     assert "epoch 2/4 loss 0.500 accuracy 75.0 %" in shown
@@ -302,11 +303,14 @@ def test_lines_say_how_long_it_takes_yet_what_is_kept_and_what_was_lost(tmp_path
     watch.run_begins(config, ["a", "b", "c"], 1)
     watch.progress(config, Progress("b", 1, 0, 1, 4, 2, 4, 0.1, Epoch(0, 0.1, 0.5, 0.5, 0.75, 10.0)), "lr-0.1")
     record = {"index": 2, "name": "c", "accuracy": [0.5, 0.7, 0.9], "unchanged": [False, True, True], "seconds": 1.0}
-    watch.task_done(config, record)
+    for value in (None, 0.25):  # without a trade-off only the learning rate is searched
+        searched = {"hyperparameters": {"option": None if value is None else "strength", "value": value}}
+        watch.task_done(config, record | {"log": {"notes": searched}})
     watch.run_done(config, results(accuracy=[[0.9], [0.6, 0.8], [0.7, 0.9, 0.8]]), False)
     assert screen.getvalue().splitlines()[1:] == [
         "    task 2/3 lr-0.1: epoch 2/4 loss 0.500 accuracy 75.0 %, at most 25 s left for it",
         "  task 3/3 c: 90.0 %, average 70.0 %, 1 of 2 earlier ones bit-equal, 1.0 s",
+        "  task 3/3 c: 90.0 %, average 70.0 %, 1 of 2 earlier ones bit-equal, strength 0.25 found, 1.0 s",
         "  average 80.0 %, most forgotten -20.0",
     ]
 

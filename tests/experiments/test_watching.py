@@ -123,7 +123,7 @@ def bars(watch: Live) -> list[tuple[str, float, str]]:
 
 def test_bars_come_move_and_go_with_their_runs(clock: Clock, tmp_path: Path) -> None:
     one, two = runs(tmp_path, 2)
-    record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0}
+    record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0, "log": {"notes": {}}}
     watch = Live(Console(file=io.StringIO(), force_terminal=True, width=120), 2)
     with watch:
         assert bars(watch) == [("experiment", 0, "run 1/2")]

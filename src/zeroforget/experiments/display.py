@@ -197,8 +197,20 @@ def summary(record: dict[str, Any], tasks: int) -> str:
     before = f", {kept} of {len(row) - 1} earlier ones bit-equal" if len(row) > 1 else ""
     return (
         f"task {record['index'] + 1}/{tasks} {record['name']}: {100 * row[-1]:.1f} %, "
-        f"average {100 * sum(row) / len(row):.1f} %{before}, {record['seconds']:.1f} s"
+        f"average {100 * sum(row) / len(row):.1f} %{before}{_found(record)}, {record['seconds']:.1f} s"
     )
+
+
+def _found(record: dict[str, Any]) -> str:
+    """What a search came to: a growth, a trade-off."""
+    notes = record["log"]["notes"]
+    text = ""
+    if tried := notes.get("search"):
+        growths = ", ".join(f"{100 * each['growth']:g}" for each in tried)
+        text += f", grown by {100 * notes['growth']:g} % ({growths} tried)"
+    if (searched := notes.get("hyperparameters")) and searched["value"] is not None:
+        text += f", {searched['option']} {searched['value']:g} found"
+    return text
 
 
 def _title(config: RunConfig) -> str:
