@@ -9,10 +9,12 @@ they follow each other.
 from __future__ import annotations
 
 import argparse
+import ast
 import bisect
 import functools
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,10 +86,13 @@ class Candidates:
         while going := turns([standing(self._log(i, count), self.images) for i, count in enumerate(seen)], margin):
             for i in going:
                 seen[i] += 1
-        ends = [self._log(i, length).val_accuracy for i, length in enumerate(lengths)]
-        ended = [i for i, length in enumerate(lengths) if seen[i] == length]
-        chosen = ended[smallest_within(ended, [ends[i] for i in ended], margin)]
-        return chosen == smallest_within(range(len(ends)), ends, margin), sum(seen)
+        ends = {i: self._log(i, length).val_accuracy for i, length in enumerate(lengths)}
+        sound = [i for i, end in ends.items() if math.isfinite(end)]  # it answered with numbers
+        chosen = [
+            those[smallest_within(those, [ends[i] for i in those], margin)]
+            for those in ([i for i in sound if seen[i] == lengths[i]], sound)
+        ]
+        return chosen[0] == chosen[1], sum(seen)
 
     def most_used(self) -> float:
         """The largest share of what was taken to be possible that came true, over all epochs of all candidates."""
@@ -113,7 +118,7 @@ def read(file: Path) -> list[Candidates]:
             Candidates(each["about"], each["images"], [Course.from_dict(values) for values in each["courses"]])
             for each in held["searches"]
         ]
-    keep = "last" if "'keep': 'last'" in held["args"]["regime"] else "best"
+    keep = ast.literal_eval(held["args"]["regime"]).get("keep", "best")
     return [
         Candidates(
             f"{held['command']} at {held['commit']}, {held['date']}: seed {row['seed']}, {row['task']}",

@@ -60,7 +60,7 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int) -> tuple[Tfm, dic
     logs: dict[str, FitLog] = {}
     seconds: dict[str, float] = {}
     with seeded("learn", seed, index):
-        copy.deepcopy(full).learn(task, Fit(replace(regime, epochs=2), seed))
+        copy.deepcopy(full).learn(task, Fit(replace(regime, epochs=2, warmup=0.0), seed))
     curves: dict[int, dict[int, tuple[float, float, float]]] = {}
 
     def hear(progress: Progress) -> None:
@@ -92,7 +92,13 @@ def shares(words: str) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """Read what is asked for, and measure it."""
+    """Measure, print a line for each task and the medians."""
+    with more_queues():  # before anybody asks whether there is a GPU
+        compare(arguments())
+
+
+def arguments() -> argparse.Namespace:
+    """What is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--scenario", default="digits/5")
     parser.add_argument("--network", default="small")
@@ -106,13 +112,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    with more_queues():
-        compare(args)
+    return parser.parse_args()
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Measure, print a line for each task and the medians."""
+    """Measure and print."""
     regime = Regime(**{"device": args.device} | args.regime)
     rows: list[dict[str, Any]] = []
     for seed in args.seeds:

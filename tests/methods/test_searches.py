@@ -66,3 +66,10 @@ def test_what_is_written_is_read_again(
     last = facts | {"args": {"regime": "{'keep': 'last'}"}, "rows": [row]}
     first.write_text(json.dumps(last))
     assert replay.read(first)[0].courses[0] == replace(expected.courses[0], kept=[0, 1, 2])
+
+
+def test_one_that_never_answered_with_numbers_is_not_chosen() -> None:
+    rates = [0.1] * 3
+    never, sound = Course(rates, [10] * 3, []), Course(rates, [50, 60, 70], [0, 1, 2])
+    for courses in ([never, sound], [sound, never]):
+        assert Candidates("made up", 100, courses).replay(0.015)[0]

@@ -16,7 +16,7 @@ from zeroforget.core.growth import smallest_within
 from zeroforget.data import Scenario, Split, Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
-from zeroforget.methods.turns import CHANCE, LUCK, QUIET, RECENT, STEADY, TOSSED, standing, turns
+from zeroforget.methods.turns import CHANCE, LUCK, QUIET, RECENT, STEADY, TOSSED, TREND, standing, turns
 from zeroforget.nets import build
 from zeroforget.training import Fit, FitLog, Progress, Regime
 from zeroforget.training.fit import UNFINISHED
@@ -53,7 +53,10 @@ def bound(curve: Curve) -> float:
     steps = [abs(curve[k][1] - curve[k - 1][1]) for k in range(max(1, len(curve) - RECENT), len(curve))]
     tossed = math.fsum(steps) / len(steps)
     by_rate = share * (STEADY + CHANCE / root) + LUCK * tossed
-    return 1 / IMAGES + (by_rate if len(curve) <= RECENT else min(by_rate, max(TOSSED * tossed, QUIET / root)))
+    if len(curve) <= RECENT or curve[-1][0] != curve[-2][0]:
+        return by_rate + 1 / IMAGES
+    rose = max(0.0, curve[-1][1] - curve[-1 - RECENT][1])
+    return min(by_rate, max(TOSSED * tossed + TREND * rose, QUIET / root)) + 1 / IMAGES
 
 
 @st.composite
@@ -102,8 +105,18 @@ def test_one_whose_accuracy_hardly_moves_is_stopped_at_a_rate_not_so_low() -> No
     """By its rate alone the first might still come within the margin."""
     quiet = [(0.1, 0.5)] * 12 + [(0.1 / 3, 0.5)] * 60
     tossed = [(lr, accuracy + 0.05 * (n % 2)) for n, (lr, accuracy) in enumerate(quiet)]
-    assert race([quiet, flat(0.71, 20)], 0.015) == (1, [13, 20])
-    assert race([tossed, flat(0.71, 20)], 0.015) == (1, [72, 20])
+    assert race([quiet, flat(0.7, 20)], 0.015) == (1, [14, 20])
+    assert race([tossed, flat(0.7, 20)], 0.015) == (1, [72, 20])
+
+
+def test_how_little_one_moves_tells_nothing_where_the_rate_falls_all_the_time() -> None:
+    rising = [(0.1 * 0.97**n, 0.3 + 0.006 * n) for n in range(60)]
+    assert race([rising, flat(0.66, 20)], 0.015) == (0, [60, 20])
+
+
+def test_one_that_has_no_weights_to_keep_yet_may_come_to_anything() -> None:
+    epochs = [Epoch(n, 0.1 / 3 ** (n > 5), 1.0, math.inf, 0.5, 1.0) for n in range(24)]
+    assert standing(FitLog(epochs), 1000).high == 1.0
 
 
 def test_at_a_high_rate_nothing_is_sure() -> None:

@@ -138,6 +138,6 @@ def _environment(names: dict[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             if value is None:
-                os.environ.pop(name)
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value

@@ -27,7 +27,7 @@ from zeroforget.experiments.datafacts import describe
 from zeroforget.experiments.disk import damaged, room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
-from zeroforget.experiments.mps import more_queues, sharing
+from zeroforget.experiments.mps import sharing
 from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.parts import NamedPart, check_data, make_network, make_scenario
 from zeroforget.experiments.results import Results
@@ -75,11 +75,6 @@ def run(
         raise ValueError(f"parallel is how many runs to train at the same time, so at least 1, not {parallel}")
     if parallel > 1:
         return _run_parallel(experiment, _Elsewhere(out, root), parallel, mps, watch)
-    with more_queues():
-        return _run_in_turn(experiment, out, root, watch)
-
-
-def _run_in_turn(experiment: Experiment, out: Path, root: Path | None, watch: Watch) -> list[Results]:
     data = _Data(root, watch)
     results: list[Results] = []
     failures: list[str] = []

@@ -7,7 +7,8 @@ has ended is known. One that has not may still end anywhere between nothing and 
 - once the learning rate has fallen to a share r of its highest, half or less, accuracy on n validation images is taken
   to rise by at most r (0.1 + 3 / sqrt(n)) + 1.5 w + 1/n over that of the weights kept so far, where w is by how much
   it went up or down from one of the last ten epochs to the next, on average;
-- and by at most 8 w or 1 / sqrt(n), whichever is more, + 1/n. What a lower rate adds is what a higher one tossed about.
+- and, where the rate falls in steps, by at most 8 w + 2 g or 1 / sqrt(n), whichever is more, + 1/n, where g is by how
+  much accuracy rose over these ten epochs. What a lower rate adds is what a higher one tossed about.
 
 The last two are what is assumed (what was measured is in docs/experiments.md). Candidates that seem not to matter wait.
 None is given up before those that ended prove it, so a guess that fails costs time and not the result.
@@ -24,7 +25,7 @@ from zeroforget.training import FitLog
 from zeroforget.training.log import Epoch
 
 STEADY, CHANCE, LUCK = 0.1, 3.0, 1.5
-TOSSED, QUIET, RECENT = 8.0, 1.0, 10
+TOSSED, TREND, QUIET, RECENT = 8.0, 2.0, 1.0, 10
 _EDGE = 1e-9
 
 
@@ -47,20 +48,22 @@ def standing(log: FitLog, images: int) -> Standing:
     if log.stopped:
         end = log.val_accuracy if math.isfinite(log.val_accuracy) else -math.inf  # it never answered with numbers
         return Standing(end, end, end)
-    now = log.val_accuracy if log.best >= 0 else 0.0
-    return Standing(-1.0, now, min(1.0, now + _rise(log.epochs, images)))
+    if log.best < 0:
+        return Standing(-1.0, 0.0, 1.0)
+    return Standing(-1.0, log.val_accuracy, min(1.0, log.val_accuracy + _rise(log.epochs, images)))
 
 
 def _rise(epochs: Sequence[Epoch], images: int) -> float:
-    """By how much accuracy may still rise."""
+    """By how much the accuracy of the weights kept may still rise."""
     rates = [epoch.lr for epoch in epochs]
     if len(epochs) < 2 or (share := rates[-1] / max(rates)) > 0.5:
         return 1.0
     recent = [epoch.val_accuracy for epoch in epochs[-RECENT - 1 :]]
     tossed = sum(abs(after - before) for before, after in pairwise(recent)) / (len(recent) - 1)
     rise = share * (STEADY + CHANCE / math.sqrt(images)) + LUCK * tossed
-    if len(recent) > RECENT:
-        rise = min(rise, max(TOSSED * tossed, QUIET / math.sqrt(images)))
+    if len(recent) > RECENT and rates[-1] == rates[-2]:
+        trend = max(0.0, recent[-1] - recent[0])
+        rise = min(rise, max(TOSSED * tossed + TREND * trend, QUIET / math.sqrt(images)))
     return rise + 1 / images
 
 
