@@ -137,7 +137,11 @@ def main() -> None:
     args = parser.parse_args()
     everything: list[Candidates] = []
     for file in args.files:
-        searches = read(file)
+        try:
+            searches = read(file)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not a file that benchmarks.search wrote"
+            parser.error(f"no curves of growth searches in {file}: {why}")
         everything += searches
         print(f"{file}: {told(searches)}", flush=True)
     if len(args.files) > 1:

@@ -68,6 +68,20 @@ def test_what_is_written_is_read_again(
     assert replay.read(first)[0].courses[0] == replace(expected.courses[0], kept=[0, 1, 2])
 
 
+@pytest.mark.parametrize("text", [None, "{", "[1]", '{"a": 1}'])
+def test_a_file_without_curves_is_told_in_a_line(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["replay", str(file)])
+    with pytest.raises(SystemExit):
+        replay.main()
+    why = "No such file or directory" if text is None else "it is not a file that benchmarks.search wrote"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"no curves of growth searches in {file}: {why}")
+
+
 def test_one_that_never_answered_with_numbers_is_not_chosen() -> None:
     rates = [0.1] * 3
     never, sound = Course(rates, [10] * 3, []), Course(rates, [50, 60, 70], [0, 1, 2])
