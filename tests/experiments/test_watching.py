@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,49 @@ def test_tensorboard_tells_phases_and_trials_apart_and_closes_what_failed(tmp_pa
     assert len(writer.names) == said
     watch.run_failed(config, ValueError("no"))
     assert writer.closed
+
+
+def candidate(phase: int, epoch: int, step: int, accuracy: float | None) -> Progress:
+    """One of three that learn the second task side by side."""
+    last = None if accuracy is None else replace(done(epoch), val_accuracy=accuracy)
+    return replace(at(epoch, step, index=1, phase=phase, last=last), abreast=3)
+
+
+def test_candidates_of_a_search_share_a_bar(clock: Clock, tmp_path: Path) -> None:
+    (config,) = runs(tmp_path)
+    watch = Live(Console(file=io.StringIO(), force_terminal=True, width=120), 1)
+    seen = []
+    with watch:
+        watch.run_begins(config, ["a", "b"], 1)
+        watch.running[config.folder].told = clock.now
+        for progress in (
+            candidate(4, 0, 2, None),
+            candidate(5, 1, 2, 0.5),
+            candidate(4, 0, 4, 0.75),  # it is behind, and the bar does not go back
+            candidate(6, 1, 4, 0.751),
+            at(0, 1, index=0, phase=9, last=done(0)),  # another task: one alone
+        ):
+            clock.now += 0.2
+            watch.progress(config, progress, None)
+            seen.append(bars(watch)[1][1:])
+    assert seen == [
+        (0.5, "epoch 1/4, 3 candidates"),
+        (1.5, "epoch 2/4, 3 candidates 50.0 %"),
+        (1.5, "epoch 2/4, 3 candidates 50.0–75.0 %"),
+        (2.0, "epoch 2/4, 3 candidates 50.0–75.1 %"),
+        (0.25, "epoch 1/4 loss 0.500 accuracy 75.0 %"),
+    ]
+
+
+def test_lines_tell_of_all_candidates_too(clock: Clock, tmp_path: Path) -> None:
+    (config,) = runs(tmp_path)
+    screen = io.StringIO()
+    watch = Lines(Console(file=screen, width=120), 1)
+    watch.run_begins(config, ["a", "b"], 1)
+    watch.running[config.folder].told = clock.now
+    watch.progress(config, candidate(4, 1, 4, 0.5), None)  # too soon for a line
+    clock.now += 20
+    watch.progress(config, candidate(5, 0, 4, 0.9), None)
+    assert screen.getvalue().splitlines()[1:] == [
+        "    task 2/2: epoch 2/4, 3 candidates 50.0–90.0 %, at most 30 s left for it"
+    ]

@@ -164,6 +164,14 @@ def test_those_whose_steps_are_handed_over_in_turns_become_what_they_would_alone
         assert equal(found, state(alone))
 
 
+@pytest.mark.parametrize("many", [1, 3])
+def test_who_listens_hears_how_many_learn_side_by_side(many: int) -> None:
+    heard: list[tuple[int, int]] = []
+    fit = Fit(Regime(epochs=1, batch_size=16), progress=lambda p: heard.append((p.phase, p.abreast)))
+    fit.race([dropping(8) for _ in range(many)], task(), 0)
+    assert set(heard) == {(phase, many) for phase in range(many)}
+
+
 def test_validation_is_handed_over_when_all_steps_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the host's time; meanwhile a GPU is to have steps of everybody."""
     monkeypatch.setattr(loop, "_train_abreast", lambda device: True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,17 @@ class _Running:
     """How many of its tasks, the one being learned in part."""
     told: float = field(default_factory=time.monotonic)
     bar: TaskID | None = None
+    learning: tuple[int, str | None] | None = None
+    """The task and, in a search of a trade-off, the trial."""
+    newest: dict[int, training.Progress] = field(default_factory=dict)
+    """Of each that learns it, by phase: where it stands."""
+
+    def hear(self, progress: training.Progress, trial: str | None) -> list[training.Progress]:
+        """Where all stand that learn the same thing side by side."""
+        if self.learning != (progress.index, trial):
+            self.learning, self.newest = (progress.index, trial), {}
+        self.newest[progress.phase] = progress
+        return list(self.newest.values()) if progress.abreast > 1 else [progress]
 
 
 class Lines(Watch):
@@ -67,12 +79,13 @@ class Lines(Watch):
     def progress(self, config: RunConfig, progress: training.Progress, trial: str | None) -> None:
         """Epoch, loss and accuracy, now and then."""
         run = self.running[config.folder]
+        together = run.hear(progress, trial)
         if progress.last is None or time.monotonic() - run.told < self.pause:
             return
         run.told = time.monotonic()
         self.say(
             f"    {self._which(config)}task {progress.index + 1}/{run.tasks}{f' {trial}' if trial else ''}: "
-            f"{_figures(progress)}, at most {_left(progress):.0f} s left for it"
+            f"{_figures(together)}, at most {_left(progress):.0f} s left for it"
         )
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
@@ -147,16 +160,17 @@ class Live(Lines):
     def progress(self, config: RunConfig, progress: training.Progress, trial: str | None) -> None:
         """Move the bars, ten times a second at most."""
         run, now = self.running[config.folder], time.monotonic()
+        together = run.hear(progress, trial)
         if now - run.told < 0.1:
             return
         run.told = now
-        epochs = min(progress.epoch + progress.step / progress.steps, progress.epochs)
+        epochs = min(max(each.epoch + each.step / each.steps for each in together), progress.epochs)
         run.done = progress.index + epochs / progress.epochs
         what = f"{self._name(config)} · task {progress.index + 1}/{run.tasks}"
         what += "" if self.parallel > 1 else f" {progress.task}"
         what += f" · {trial}" if trial else ""
         if run.bar is not None:
-            figures = _figures(progress)
+            figures = _figures(together)
             self.bars.update(
                 run.bar, description=escape(what), total=progress.epochs, completed=epochs, figures=figures
             )
@@ -222,11 +236,17 @@ def _outcome(results: Results) -> str:
     return f"average {100 * results.average:.1f} %, most forgotten {signed(worst)}"
 
 
-def _figures(progress: training.Progress) -> str:
-    text = f"epoch {progress.epoch + 1}/{progress.epochs}"
-    if progress.last is not None:
-        text += f" loss {progress.last.loss:.3f} accuracy {100 * progress.last.val_accuracy:.1f} %"
-    return text
+def _figures(together: Sequence[training.Progress]) -> str:
+    """Of one, or of those that learn a task side by side: the farthest epoch, and the range of what they come to."""
+    farthest = max(together, key=lambda each: each.epoch)
+    text = f"epoch {farthest.epoch + 1}/{farthest.epochs}"
+    last = [each.last for each in together if each.last is not None]
+    if farthest.abreast > 1:
+        text += f", {farthest.abreast} candidates"
+        accuracies = sorted(100 * epoch.val_accuracy for epoch in last)
+        ends = dict.fromkeys(f"{accuracy:.1f}" for accuracy in accuracies[:1] + accuracies[-1:])
+        return f"{text} {'–'.join(ends)} %" if ends else text
+    return text + "".join(f" loss {epoch.loss:.3f} accuracy {100 * epoch.val_accuracy:.1f} %" for epoch in last)
 
 
 def _left(progress: training.Progress) -> float:

@@ -109,8 +109,9 @@ class Fit:
         fed = [feed() for _ in learners]  # before a number is taken: there may not be enough memory
         numbers, loops = self._phases.take(learners, index), list[_Loop]()
         try:
-            ways = zip(learners, numbers, fed, lanes(device, len(learners)), strict=True)
-            loops += [_Loop(self, regime, one, task, index, phase, *own, lane) for one, phase, own, lane in ways]
+            many = len(learners)
+            ways = zip(learners, numbers, fed, lanes(device, many), strict=True)
+            loops += [_Loop(self, regime, one, task, index, phase, *own, lane, many) for one, phase, own, lane in ways]
             for loop in loops:
                 loop.begin()
             seen = [0] * len(loops)
@@ -157,6 +158,7 @@ class _Loop:
     training: Feed
     validation: Feed
     lane: Lane
+    abreast: int
 
     def __post_init__(self) -> None:
         folder = self.fit.folder
@@ -395,8 +397,8 @@ class _Loop:
             return
         self.told = time.monotonic()
         last = self.log.epochs[-1] if self.log.epochs else None
-        epochs, steps = self.regime.epochs, self.steps
-        self.fit.progress(Progress(self.task.name, self.index, self.phase, number, epochs, step, steps, self.lr, last))
+        where = self.task.name, self.index, self.phase, number, self.regime.epochs, step, self.steps
+        self.fit.progress(Progress(*where, self.lr, last, self.abreast))
 
     def _save(self) -> None:
         """After every epoch; on a GPU, where writing takes longer than that, every now and then, beside the next ones.

@@ -74,3 +74,5 @@ class Progress:
     steps: int
     lr: float
     last: Epoch | None
+    abreast: int = 1
+    """How many learn the task side by side, this being one of them: candidates of a search."""
