@@ -233,5 +233,5 @@ def test_lines_tell_of_all_candidates_too(clock: Clock, tmp_path: Path) -> None:
     clock.now += 20
     watch.progress(config, candidate(5, 0, 4, 0.9), None)
     assert screen.getvalue().splitlines()[1:] == [
-        "    task 2/2: epoch 2/4, 3 candidates 50.0–90.0 %, at most 30 s left for it"
+        "    task 2/2: epoch 2/4, 3 candidates 50.0–90.0 %, at most 90 s left for it"
     ]

@@ -250,6 +250,6 @@ def _figures(together: Sequence[training.Progress]) -> str:
 
 
 def _left(progress: training.Progress) -> float:
-    """Seconds until the last epoch, at the pace of the last one."""
-    pace = progress.last.seconds if progress.last else 0.0
+    """Seconds until the last epoch, at the pace of the last one; candidates may train one after the other."""
+    pace = progress.abreast * progress.last.seconds if progress.last else 0.0
     return pace * (progress.epochs - progress.epoch - progress.step / progress.steps)
