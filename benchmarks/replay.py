@@ -126,6 +126,7 @@ def read(file: Path) -> list[Candidates]:
             [Course.measured(curve, row["images"], keep) for curve in row["curves"]],
         )
         for row in held["rows"]
+        if "curves" in row
     ]
 
 

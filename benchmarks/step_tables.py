@@ -110,11 +110,11 @@ def searches(files: list[Path]) -> str:
             lines.append(
                 f"| {row['task']}, seed {row['seed']} | {growths} % | {100 * chosen['growth']:g} % | {_ratios(facts)} |"
             )
-            sums = {name: total + facts[name] for name, total in sums.items()}
+            sums = {name: total + facts[name] for name, total in sums.items() if name in facts}
         lines.append(f"| **all {len(each['rows'])}**, commit {each['commit']} | | | {_ratios(sums)} |")
     return "\n".join([*lines, "", *(_about(each) for each in found)])
 
 
 def _ratios(facts: dict[str, float]) -> str:
-    ratios = facts["pruned"] / facts["one"], facts["full"] / facts["one"], facts["epochs"] / facts["chosen"]
-    return " | ".join(f"{ratio:.2f}" for ratio in ratios)
+    pairs = ("pruned", "one"), ("full", "one"), ("epochs", "chosen")
+    return " | ".join(f"{facts[over] / facts[under]:.2f}" if over in facts else "–" for over, under in pairs)

@@ -185,6 +185,11 @@ def test_a_network_learns_alike_with_and_without_it(
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
 
 
+def test_products_have_room_for_what_matrix_units_like() -> None:
+    rooms = {3: 3, 8: 8, 9: 16, 38: 40, 40: 40, 64: 64, 65: 80, 72: 80, 80: 80, 136: 144, 307: 320, 512: 512}
+    assert {features: kernels.roomy(features) for features in rooms} == rooms
+
+
 @pytest.mark.parametrize("wide", [6, 16, 23])
 @pytest.mark.parametrize("fn", ["reused", "none"])
 def test_its_output_may_be_overwritten(fn: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:

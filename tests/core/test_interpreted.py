@@ -24,6 +24,7 @@ WORK = {
     "parts": "gpu._PROGRAMS = 2; compare_norms(300, 24, torch.float32); gpu._PROGRAMS = 528; drift()",
     "weights": "compare_passes(), compare_methods()",
     "networks": "compare_networks(), compare_plain(), keep_room()",
+    "narrow": "fused._LONG = 0; compare_networks()",
     "late": "compare_late(), forget_to_keep()",
 }
 
@@ -32,7 +33,7 @@ WORK = {
 def test_the_kernels_compute_what_their_twins_do(work: str) -> None:
     script = "import torch; from tests.core.kernel_twins import *; from tests.methods.kernel_steps import *; "
     script += "from tests.core.late_twins import *; " if work == "late" else ""
-    script += f"from zeroforget.core import gpu; {WORK[work]}"
+    script += f"from zeroforget.core import fused, gpu; {WORK[work]}"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True)

@@ -33,6 +33,9 @@ def widths(shape: Sequence[int]) -> tuple[int, int]:
 
 _FROZEN = 0.5
 """Where a smaller share of a weight than this is frozen, its gradient is found in one product, not in two."""
+_NARROW, _LONG = 64, 100_000
+"""So is that of a weight with no more outputs and inputs than this, if the product is over at least so many positions:
+the library takes longer for a few of 64 features than for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +128,7 @@ class _Fused(torch.autograd.Function):
         flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
         gy = kernels.like(flat, g)
         whole = by_gamma = by_beta = by_cols = grad_x = None
-        at_once = rows is not None and cols is not None and _mostly_new(block, ctx.inputs)
+        at_once = rows is not None and cols is not None and _at_once(block, ctx.inputs, len(flat))
         with Beside(g) as beside:
             beside.reads(gy, x, sums)
             with beside.aside():
@@ -176,10 +179,11 @@ def _wider(x: Tensor, columns: int) -> Tensor:
     return kernels.like(kernels.gather(rows, kernels.every(own), columns, False)[0], x)
 
 
-def _mostly_new(block: Block, inputs: int) -> bool:
-    """Whether the two newborn blocks are so large that the gradient of the whole weight takes less time."""
+def _at_once(block: Block, inputs: int, positions: int) -> bool:
+    """Whether the gradient of the whole weight takes less time than those of its two newborn blocks."""
     outputs = len(block.new_out) + len(block.old_out)
-    return len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
+    mostly_new = len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
+    return mostly_new or (max(outputs, inputs) <= _NARROW and positions >= _LONG)
 
 
 def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:

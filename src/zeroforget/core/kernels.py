@@ -46,9 +46,16 @@ LANES = 8
 """Features of a position are read so many at a time, where they begin at a multiple of it."""
 
 
+_WIDE = 64
+"""Above so many features, a product of an odd multiple of `LANES` takes longer than one of the next even one."""
+
+
 def roomy(features: int) -> int:
     """In room for how many features so many are computed: a multiple, but a few stay as few."""
-    return features if features <= LANES else -(-features // LANES) * LANES
+    if features <= LANES:
+        return features
+    multiple = LANES if features <= _WIDE else 2 * LANES
+    return -(-features // multiple) * multiple
 
 
 _ROOM = "_zeroforget_room"
