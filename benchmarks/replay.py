@@ -143,6 +143,8 @@ def main() -> None:
         except (OSError, ValueError, LookupError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not a file that benchmarks.search wrote"
             parser.error(f"no curves of growth searches in {file}: {why}")
+        if not searches:
+            parser.error(f"no curves of growth searches in {file}: in none was every candidate trained to its end")
         everything += searches
         print(f"{file}: {told(searches)}", flush=True)
     if len(args.files) > 1:

@@ -3,7 +3,7 @@
 Task after task, from the same state: the search that stops early, the search that trains every candidate to its end,
 and the growth they chose, trained alone. The two searches must choose the same, and the same bits. A short rehearsal
 before them, not timed, lets libraries choose and compile what these widths need: else the first to run pays for all.
-With `--whole N` every candidate is trained to its end in the first N tasks only, which takes half the time.
+With `--whole N` every candidate is trained to its end in a seed's first N tasks only, which saves half of the time.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=shares, default=START, help="shares to try for the first task")
     parser.add_argument("--growth", type=shares, default=GROWTH, help="growths to try for each later one")
     parser.add_argument("--align", type=int, default=1)
-    parser.add_argument("--whole", type=int, default=100, metavar="N", help="all to their ends in N tasks, not in all")
+    parser.add_argument("--whole", type=int, default=100, metavar="N", help="all to their ends in the first N only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--regime", type=json.loads, default={}, help="as JSON; the paper's without it")
     parser.add_argument("--out", type=Path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import steps
+from benchmarks import replay, search, step_tables, steps
 from benchmarks.timing import Step
 
 
@@ -59,3 +59,23 @@ def test_steps_are_measured_by_command_and_written_down(monkeypatch: pytest.Monk
         "tfm/8",
     ]
     assert json.loads(written["args"]["shape"]) == [3, 32, 32]
+
+
+def test_searches_are_compared_with_whole_ones_as_far_as_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "search.json"
+    words = ["--images", "60", "--tasks", "2", "--seeds", "0", "--whole", "1", "--device", "cpu"]
+    words += ["--regime", '{"epochs": 2}', "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", ["search.py", *words])
+    search.main()
+    first, second, median, without = capsys.readouterr().out.splitlines()
+    assert first.startswith("digits/5 seed 0 digits-1: ")
+    assert first.endswith(" of one task, same choice and bits")
+    assert second.endswith(" of one task")
+    assert " / " not in second
+    assert median.endswith("growth search / one task, median of 2")
+    assert without.endswith("1 of 1 searches agree bit for bit")
+    assert ["bits" in row for row in json.loads(file.read_text())["rows"]] == [True, False]
+    assert len(replay.read(file)) == 1
+    assert ["–" in line for line in step_tables.searches([file]).splitlines()[2:5]] == [False, True, True]

@@ -56,8 +56,9 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         broken = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
         gpu.finish(broken, vectors_there, relu, columns)
         assert broken.isnan().all()  # as torch's own: training that diverged must show it
-        gap = -columns % 8
-        gaps = [(0, 0, columns), (3, gap, columns + 5), (gap + 8, gap, kernels.roomy(columns))]
+        wider = kernels.roomy(columns)
+        gap = wider - columns
+        gaps = [(0, 0, columns), (3, gap, columns + 5), (gap + 8, gap, wider), (-columns % 8, gap, wider)]
         for apart, left, wide in gaps if relu or scaled else ():
             given_g, given_out = (
                 F.pad(t.to(device), (0, behind), value=torch.nan)[:, :columns]
@@ -249,7 +250,21 @@ class Mixture(nn.Module):
         return out
 
 
-NETWORKS: list[type[nn.Module]] = [ToOnePosition, FeaturesApart, Normalized, Mixture]
+class Wide(nn.Module):
+    """More than 64 features, in odd numbers and in multiples of 8, through what hands on room and what does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 96, 3, padding=1), nn.BatchNorm2d(96), nn.Conv2d(96, 96, 1)
+        self.third, self.last = nn.Conv2d(96, 90, 1), nn.Linear(90, 13)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        out: Tensor = self.last(F.relu(self.third(F.relu(self.second(y)) + y)).mean((2, 3)))
+        return out
+
+
+NETWORKS: list[type[nn.Module]] = [ToOnePosition, FeaturesApart, Normalized, Mixture, Wide]
 
 
 def compare_networks(device: str = "cpu", networks: Iterable[type[nn.Module]] = NETWORKS) -> None:

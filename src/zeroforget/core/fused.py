@@ -34,8 +34,8 @@ def widths(shape: Sequence[int]) -> tuple[int, int]:
 _FROZEN = 0.5
 """Where a smaller share of a weight than this is frozen, its gradient is found in one product, not in two."""
 _NARROW, _LONG = 64, 100_000
-"""So is that of a weight with no more outputs and inputs than this, if the product is over at least so many positions:
-the library takes longer for a few of 64 features than for all."""
+"""A weight with at most so many outputs and inputs gets its gradient in one product too, if that is over so many
+positions or more: the library takes longer for a few of 64 features than for all."""
 
 
 @dataclass(frozen=True, eq=False)

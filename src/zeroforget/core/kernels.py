@@ -51,8 +51,9 @@ _WIDE = 64
 
 
 def roomy(features: int) -> int:
-    """In room for how many features so many are computed: a multiple, but a few stay as few."""
-    if features <= LANES:
+    """In room for how many features so many are computed: a few stay as few, and a multiple of `LANES` as it is, since
+    what other operators make of it comes without zeros behind it."""
+    if features <= LANES or features % LANES == 0:
         return features
     multiple = LANES if features <= _WIDE else 2 * LANES
     return -(-features // multiple) * multiple
