@@ -68,8 +68,8 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int, whole: bool) -> t
         if (last := progress.last) is not None:
             curves.setdefault(progress.phase, {})[last.epoch] = (last.lr, last.val_loss, last.val_accuracy)
 
-    ways = {"pruned": (pruned, Fit(regime, seed)), "full": (full, Fit(regime, seed, hear, pause=9e9))}
-    for name, (learner, fit) in ways.items() if whole else [("pruned", ways["pruned"])]:
+    ways = [("pruned", pruned, Fit(regime, seed)), ("full", full, Fit(regime, seed, hear, pause=9e9))]
+    for name, learner, fit in ways if whole else ways[:1]:
         with seeded("learn", seed, index):
             logs[name], seconds[name] = timed(learner.learn, regime.device, task, fit)
     tables = [log.notes["search"] for log in logs.values()]
