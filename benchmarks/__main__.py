@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from benchmarks.memory import peak
 from benchmarks.steps import CLASSES, Work, contestants, facts_of, sgd, step_of
 from benchmarks.timing import captured, medians
-from zeroforget.core.grow import grow
 from zeroforget.data import Split, Task, scenario
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.nets import build
+from zeroforget.proving.grow import grow
 from zeroforget.training import Fit, Regime
 from zeroforget.training.seeding import seeded
 

@@ -1,9 +1,9 @@
 """Growth searches replayed from their curves: `python -m benchmarks.replay results/search-*.json`.
 
 Whether stopping early would have decided as training every candidate to its end does, in how many epochs, and how much
-of what the search takes to be possible (`zeroforget.methods.turns`) came true: above 1, an assumption was broken. With
-`--out` all curves are written into one small file: validation accuracies as numbers of images, rates with how often
-they follow each other.
+of what the search takes to be possible (`zeroforget.methods.growth_search`) came true: above 1, an assumption was
+broken. With `--out` all curves are written into one small file: validation accuracies as numbers of images, rates with
+how often they follow each other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeroforget.core.growth import smallest_within
-from zeroforget.methods.turns import standing, turns
+from zeroforget.growing.growth import smallest_within
+from zeroforget.methods.growth_search import standing, turns
 from zeroforget.training import FitLog
 from zeroforget.training.log import Epoch
 

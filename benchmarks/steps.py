@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from benchmarks.facts import commit
 from benchmarks.naive import NaiveMasks
 from benchmarks.timing import Step, captured, medians
-from zeroforget.core.beside import late
-from zeroforget.core.grow import grow
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.quick import Quick, rectified
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import build
+from zeroforget.operators.recorded import Quick, rectified
+from zeroforget.operators.side_streams import late
+from zeroforget.proving.grow import grow
 
 CLASSES = 20
 

@@ -36,9 +36,9 @@ from benchmarks.transfer_contestants import (
 )
 from benchmarks.transfer_lora import nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, resident, train
-from zeroforget.core.adopt import adopt
-from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Plan, Task, scenario
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.proving.adopt import adopt
 from zeroforget.training import Regime, accuracy, logits
 from zeroforget.training.seeding import seeded
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.transfer_lora import Adapted, nbytes
-from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Task
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import build
 from zeroforget.nets.resnet import ResNet
 from zeroforget.store.tensors import born

@@ -124,7 +124,7 @@ def _takes(net: Any, shape: tuple[int, int, int]) -> bool:
     """Whether the model runs on inputs of this shape; no storage is needed to see that."""
     import torch
 
-    from zeroforget.core.dense import hollow
+    from zeroforget.axes.plain_modules import hollow
 
     try:
         with torch.no_grad():

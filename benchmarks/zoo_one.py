@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.zoo_models import Choice, build
-from zeroforget.core.adopt import adopt
-from zeroforget.core.axes import CannotGrow
-from zeroforget.core.grow import grow
-from zeroforget.core.network import GrowingNetwork
+from zeroforget.axes.find import CannotGrow
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import grow
 
 
 def answer(choice: Choice, pipe: Connection) -> None:

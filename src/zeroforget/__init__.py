@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from zeroforget._version import __version__
 
 if TYPE_CHECKING:
-    from zeroforget.core.adopt import adopt
-    from zeroforget.core.axes import CannotGrow
-    from zeroforget.core.grow import grow
-    from zeroforget.core.masks import State
-    from zeroforget.core.network import GrowingNetwork
+    from zeroforget.axes.find import CannotGrow
     from zeroforget.data import Preparation, Scenario, Split, Task, scenario
+    from zeroforget.growing.masks import State
+    from zeroforget.growing.network import GrowingNetwork
     from zeroforget.methods import Method
+    from zeroforget.proving.adopt import adopt
+    from zeroforget.proving.grow import grow
     from zeroforget.store import open_model as open  # noqa: A004
     from zeroforget.training import Diverged, Fit, FitLog, Regime
 
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "zeroforget.core.adopt": ["adopt"],
-    "zeroforget.core.axes": ["CannotGrow"],
-    "zeroforget.core.grow": ["grow"],
-    "zeroforget.core.masks": ["State"],
-    "zeroforget.core.network": ["GrowingNetwork"],
+    "zeroforget.proving.adopt": ["adopt"],
+    "zeroforget.axes.find": ["CannotGrow"],
+    "zeroforget.proving.grow": ["grow"],
+    "zeroforget.growing.masks": ["State"],
+    "zeroforget.growing.network": ["GrowingNetwork"],
     "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],
     "zeroforget.methods": ["Method"],
     "zeroforget.store": ["open"],

@@ -18,7 +18,8 @@ from PIL import Image
 
 from tests.experiments.helpers import results
 from tests.experiments.report_runs import GROWN, run, study
-from zeroforget.experiments.report import charts, figures, gather, write_figures
+from zeroforget.experiments.report import charts, figures, write_figures
+from zeroforget.experiments.report import grouping as gather
 from zeroforget.experiments.report.growth import Drawing, Growth
 from zeroforget.experiments.report.theme import METHODS_DARK, METHODS_LIGHT, resolve, theme
 

@@ -13,7 +13,7 @@ import torch
 from tests.experiments.helpers import write_toml
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.experiment import Choice, Experiment
-from zeroforget.experiments.parts import make_scenario
+from zeroforget.experiments.resolve import make_scenario
 from zeroforget.training import Regime
 
 

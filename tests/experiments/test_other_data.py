@@ -13,7 +13,7 @@ from tests.data import helpers
 from tests.experiments.helpers import three_digits
 from tests.experiments.test_runner import Interrupted, StopAt
 from zeroforget.data import Scenario, Split
-from zeroforget.experiments.datafacts import changes, describe
+from zeroforget.experiments.data_facts import changes, describe
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import OtherData
 from zeroforget.experiments.runner import run

@@ -16,7 +16,9 @@ from tests.experiments.report_browser import Browser, absent
 from tests.experiments.report_runs import GROWN, run, study
 from zeroforget._version import __version__
 from zeroforget.cli import app
-from zeroforget.experiments.report import boxes, gather, page, write_report
+from zeroforget.experiments.report import grouping as gather
+from zeroforget.experiments.report import html_tables as boxes
+from zeroforget.experiments.report import page, write_report
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">'

@@ -22,7 +22,7 @@ from tests.experiments.helpers import Drawing, Pulled, three_digits, tiny_net, w
 from zeroforget.data import Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
-from zeroforget.experiments.parts import NamedPart
+from zeroforget.experiments.resolve import NamedPart
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, _Data, run
 from zeroforget.experiments.state import load_method, load_tensors, save_task

@@ -1,5 +1,5 @@
 """Steps of methods by the GPU's passes over weights against steps without: under Triton's interpreter, see
-`tests/core/test_interpreted.py`, or on a GPU."""
+`tests/operators/test_interpreted.py`, or on a GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core import kernels, passes
 from zeroforget.methods import Method
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.ewc import Ewc
 from zeroforget.methods.hat import Hat
+from zeroforget.operators import passes
+from zeroforget.operators import reference as kernels
 
 
 def compare_methods(device: str = "cpu") -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget import nets
-from zeroforget.core.labels import Concat, Named, Product
+from zeroforget.axes.labels import Concat, Named, Product
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.hat import Hat, compensation, gates_of
 from zeroforget.training import Fit, Regime

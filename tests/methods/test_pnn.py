@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget import nets
-from zeroforget.core.axes import find_axes
+from zeroforget.axes.find import find_axes
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.columns import SMALL, Lateral, Start, narrowed
 from zeroforget.methods.pnn import Pnn, size_of

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.core.streams import Main
 from tests.methods import helpers
 from tests.methods.replay import PlainStep
-from zeroforget.core import layers, quick
-from zeroforget.core.quick import Quick
+from tests.operators.streams import Main
+from zeroforget.growing import layers
 from zeroforget.methods import Method, names
+from zeroforget.operators import recorded as quick
+from zeroforget.operators.recorded import Quick
 from zeroforget.training import Regime, fit
 
 REGIME = Regime(lr=0.01, epochs=1, batch_size=48)

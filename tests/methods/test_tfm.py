@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core import quick
-from zeroforget.core.axes import CannotGrow
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.quick import Quick
+from zeroforget.axes.find import CannotGrow
 from zeroforget.data import Scenario, scenario
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.growth_search import Standing, standing
 from zeroforget.methods.registry import build as build_method
 from zeroforget.methods.registry import names
 from zeroforget.methods.tfm import Tfm
-from zeroforget.methods.turns import Standing, standing
 from zeroforget.nets import build
+from zeroforget.operators import recorded as quick
+from zeroforget.operators.recorded import Quick
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, logits
 from zeroforget.training.seeding import seeded
 

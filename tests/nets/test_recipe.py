@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from zeroforget import nets
-from zeroforget.core.layers import GrowingNorm
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.experiments.experiment import Experiment
+from zeroforget.growing.layers import GrowingNorm
 from zeroforget.methods import registry
 from zeroforget.training import Fit, logits
 from zeroforget.training.seeding import seeded

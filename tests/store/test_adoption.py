@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from tests.store.helpers import LATER
 from zeroforget import nets
 from zeroforget.cli import app
-from zeroforget.core.grow import grow
-from zeroforget.core.network import GrowingNetwork
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.proving.grow import grow
 from zeroforget.store import ModelError, Options, Watch, open_model
 from zeroforget.store.adoption import Given, adopt
 from zeroforget.store.tensors import growing_tensors

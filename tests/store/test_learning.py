@@ -17,14 +17,14 @@ from safetensors.torch import save_file
 
 from tests.store.helpers import LATER, QUICK, learn_more, learned, tree, write_digits
 from zeroforget import nets
-from zeroforget.core.grow import grow
+from zeroforget.proving.grow import grow
 from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, files, open_model
 from zeroforget.store.assembly import Addition
-from zeroforget.store.facts import Backbone
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.names import task_name
 from zeroforget.store.network import example, plain_network
 from zeroforget.store.options import default_network
+from zeroforget.store.schema import Backbone
 from zeroforget.training import Diverged, Progress
 
 

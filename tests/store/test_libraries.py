@@ -20,9 +20,9 @@ from zeroforget.nets import libraries
 from zeroforget.store import Model, ModelError, Options, Watch, open_model
 from zeroforget.store.adoption import Given, adopt
 from zeroforget.store.errors import Damaged
-from zeroforget.store.facts import ModelFacts
 from zeroforget.store.fields import sealed, unsealed
 from zeroforget.store.network import empty_network
+from zeroforget.store.schema import ModelFacts
 
 FAKES = Path(__file__).parent / "libraries"
 
@@ -182,7 +182,7 @@ def test_heads_are_aligned_by_their_channels_and_models_that_counted_heads_stay_
     assert heads(new) == [2, 2]
     assert open_model(new.path).verify().holds
     with monkeypatch.context() as before:
-        before.setattr("zeroforget.core.grow.common_spans", lambda weights: {})
+        before.setattr("zeroforget.proving.grow.common_spans", lambda weights: {})
         old = made(tmp_path / "old", data, "timm/heads_tiny", file, align=8)
         old.learn(data / "low", "low", growth=0.5, **LATER)
         answers = [old.dense(task)(x) for task in ("digits", "low")]

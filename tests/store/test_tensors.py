@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from zeroforget.core.fingerprint import fingerprint
-from zeroforget.core.grow import grow
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.store.facts import Backbone, ModelFacts
+from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.proving.grow import grow
 from zeroforget.store.network import empty_network, example, fresh_values, plain_network
+from zeroforget.store.schema import Backbone, ModelFacts
 from zeroforget.store.tensors import born, expected, fill
 
 CASES = {

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.store.helpers import QUICK, learn_more, tree
-from zeroforget.core.grow import grow
+from zeroforget.proving.grow import grow
 from zeroforget.store import Model, ModelError, files, open_model, update
-from zeroforget.store.facts import Backbone
 from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.network import example, plain_network
+from zeroforget.store.schema import Backbone
 from zeroforget.store.tensors import expected
 from zeroforget.store.update import MAGIC, read_update
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.core.streams import Event, Way
+from tests.operators.streams import Event, Way
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.tfm import Tfm

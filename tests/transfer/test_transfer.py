@@ -15,9 +15,9 @@ from benchmarks import transfer, transfer_contestants, transfer_docs
 from benchmarks.transfer_contestants import Adapting, Classifier, Copying, FromScratch, Growing, bytes_of_growth, fresh
 from benchmarks.transfer_lora import Adapted, LowRank, capped, nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, one_cycle, train
-from zeroforget.core.adopt import adopt
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.nets.resnet import ResNet
+from zeroforget.proving.adopt import adopt
 from zeroforget.training import Regime
 
 SHAPE = (3, 16, 16)

@@ -16,7 +16,7 @@ import torch
 
 from zeroforget import nets
 from zeroforget.experiments.checking import arguments, can_be_called, conform, known_key
-from zeroforget.experiments.parts import NamedPart, check_network, check_scenario
+from zeroforget.experiments.resolve import NamedPart, check_network, check_scenario
 from zeroforget.experiments.search import SearchSettings
 from zeroforget.methods import registry
 from zeroforget.training import Regime

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import torch
 
 from zeroforget._version import __version__
-from zeroforget.experiments.datafacts import changes
+from zeroforget.experiments.data_facts import changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
 from zeroforget.methods import registry

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget import nets
-from zeroforget.core.axes import Axes, find_axes
-from zeroforget.core.dense import is_layer, is_norm
-from zeroforget.core.growth import Room
-from zeroforget.core.labels import Label, births_of
-from zeroforget.experiments.parts import NamedPart, make_network
+from zeroforget.axes.find import Axes, find_axes
+from zeroforget.axes.labels import Label, births_of
+from zeroforget.axes.plain_modules import is_layer, is_norm
+from zeroforget.experiments.resolve import NamedPart, make_network
+from zeroforget.growing.growth import Room
 from zeroforget.methods import Overhead, TaskSpec, registry
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import counts

@@ -20,20 +20,20 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Scenario, Task
-from zeroforget.experiments.alike import SETUP
-from zeroforget.experiments.datafacts import describe
+from zeroforget.experiments.comparability import SETUP
+from zeroforget.experiments.data_facts import describe
 from zeroforget.experiments.disk import damaged, room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
 from zeroforget.experiments.mps import sharing
 from zeroforget.experiments.parallel import side_by_side
-from zeroforget.experiments.parts import NamedPart, check_data, make_network, make_scenario
+from zeroforget.experiments.resolve import NamedPart, check_data, make_network, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
 from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
 from zeroforget.experiments.watch import Watch
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
 from zeroforget.training import Diverged, Fit, FitLog, Progress, logits
 from zeroforget.training.seeding import seeded

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeroforget.experiments import paper
-from zeroforget.experiments.alike import check_alike, other_code, same_training, unlike
+from zeroforget.experiments.comparability import check_alike, other_code, same_training, unlike
 from zeroforget.experiments.results import Results, deviation, mean
 
 TITLES = {

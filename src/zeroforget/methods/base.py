@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zeroforget.core.beside import late
-from zeroforget.core.quick import Quick, rectified
 from zeroforget.data import Task
+from zeroforget.operators.recorded import Quick, rectified
+from zeroforget.operators.side_streams import late
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.mixing import partner

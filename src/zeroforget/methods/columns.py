@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from zeroforget.core.axes import Axes
-from zeroforget.core.births import select
-from zeroforget.core.dense import numbers
-from zeroforget.core.labels import births_of
+from zeroforget.axes.find import Axes
+from zeroforget.axes.labels import births_of
+from zeroforget.axes.plain_modules import numbers
+from zeroforget.operators.places import select
 
 _LAYERS: dict[Any, int] = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """What a lateral can be added to, with the number of dimensions that its kernel has."""

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from zeroforget.core.axes import find_axes
-from zeroforget.core.labels import Concat, Label, Named, Product
-from zeroforget.core.passes import Gradient, Held, free_squares, restrain
+from zeroforget.axes.find import find_axes
+from zeroforget.axes.labels import Concat, Label, Named, Product
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
+from zeroforget.operators.passes import Gradient, Held, free_squares, restrain
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 

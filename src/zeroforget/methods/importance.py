@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from zeroforget.core import passes
-from zeroforget.core.trace import in_eval
+from zeroforget.axes.trace import in_eval
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits
+from zeroforget.operators import passes
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.seeding import generator

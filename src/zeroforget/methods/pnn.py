@@ -9,9 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.axes import CannotGrow, find_axes
-from zeroforget.core.labels import axis_names
-from zeroforget.core.trace import in_eval
+from zeroforget.axes.find import CannotGrow, find_axes
+from zeroforget.axes.labels import axis_names
+from zeroforget.axes.trace import in_eval
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.columns import Start, connect, lateral_size, layers_of, narrowed, run
 from zeroforget.training.evaluate import Predictor

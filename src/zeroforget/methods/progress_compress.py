@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zeroforget.core.trace import in_eval
+from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.columns import Start, connect, run

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from zeroforget.core.trace import in_eval
+from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Overhead, bits
 from zeroforget.methods.ewc import Ewc

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.trace import in_eval
+from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.activity import Watch
 from zeroforget.methods.base import Overhead, bits, finite

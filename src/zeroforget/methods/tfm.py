@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.grow import grow
-from zeroforget.core.growth import evenly, smallest_within, tapered
-from zeroforget.core.layers import GrowingLayer
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.quick import rectified
 from zeroforget.data import Task
+from zeroforget.growing.growth import evenly, smallest_within, tapered
+from zeroforget.growing.layers import GrowingLayer
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import Method, Overhead, TaskSpec
-from zeroforget.methods.turns import standing, turns
+from zeroforget.methods.growth_search import standing, turns
+from zeroforget.operators.recorded import rectified
+from zeroforget.proving.grow import grow
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.fit import UNFINISHED, Diverged

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zeroforget._version import __version__
-from zeroforget.serving import words
+from zeroforget.serving import schemas as words
 from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
 from zeroforget.serving.metrics import Metrics

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.store import Report, TaskFacts, which
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.store import Report, TaskFacts
+from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
 from zeroforget.store.images import decode

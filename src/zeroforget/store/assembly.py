@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from zeroforget.core.fingerprint import fingerprint
-from zeroforget.core.network import GrowingNetwork
+from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import Backbone, TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, Chain, Folder
 from zeroforget.store.network import assemble
 from zeroforget.store.pictures import Lesson
+from zeroforget.store.schema import Backbone, TaskFacts
 from zeroforget.store.tensors import expected
 from zeroforget.store.weights import fill_from, needed, prefix_of, read_weights
 from zeroforget.training.seeding import seeded

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.adopt import find_head
-from zeroforget.core.axes import CannotGrow
+from zeroforget.axes.find import CannotGrow
 from zeroforget.nets import libraries
+from zeroforget.proving.adopt import find_head
 from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import LEAST_STD, MOST_PIXELS, Backbone, Library
 from zeroforget.store.network import example, library_network, plain_network
+from zeroforget.store.schema import LEAST_STD, MOST_PIXELS, Backbone, Library
 from zeroforget.store.weights import few, fill_from, needed, prefix_of, read_weights
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from zeroforget.store import files
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import Preprocessing, TaskFacts
 from zeroforget.store.folder import PROBE
 from zeroforget.store.output import check_output, output
+from zeroforget.store.schema import Preprocessing, TaskFacts
 
 if TYPE_CHECKING:
     from zeroforget.store.model import Model

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from zeroforget.store import files
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.facts import FileFacts, ModelFacts, TaskFacts
 from zeroforget.store.fields import read_bytes, read_sealed, sha256
 from zeroforget.store.names import composed, kept_name
+from zeroforget.store.schema import FileFacts, ModelFacts, TaskFacts
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
 TASK, MODEL = "task.json", "model.json"

@@ -16,16 +16,16 @@ from torch import nn
 
 from zeroforget import nets
 from zeroforget._version import __version__
-from zeroforget.core.grow import grow
-from zeroforget.core.network import GrowingNetwork
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import Method, TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
-from zeroforget.store import files, which
+from zeroforget.proving.grow import grow
+from zeroforget.store import files
+from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.change import changing
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import Backbone, Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
 from zeroforget.store.images import Shape
@@ -40,6 +40,7 @@ from zeroforget.store.network import (
 )
 from zeroforget.store.options import Options, Watch, default_network
 from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
+from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.tensors import born
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.seeding import seeded

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.growth import whole
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.store import files, which
+from zeroforget.growing.growth import whole
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.store import files
+from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
-from zeroforget.store.facts import Backbone, TaskFacts
 from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder
 from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
@@ -27,6 +27,7 @@ from zeroforget.store.lock import locked
 from zeroforget.store.names import kept_name
 from zeroforget.store.network import command, preparation
 from zeroforget.store.options import Options, Watch
+from zeroforget.store.schema import Backbone, TaskFacts
 from zeroforget.store.update import receive, ship
 from zeroforget.store.verify import Report, verify
 

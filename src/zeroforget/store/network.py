@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget import nets
-from zeroforget.core.adopt import without_head
-from zeroforget.core.axes import Axes, Recipe, find_axes
-from zeroforget.core.grow import room_of
-from zeroforget.core.network import GrowingNetwork
+from zeroforget.axes.find import Axes, Recipe, find_axes
 from zeroforget.data import Preparation
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import libraries
+from zeroforget.proving.adopt import without_head
+from zeroforget.proving.grow import room_of
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.facts import Backbone, ModelFacts, Preprocessing, TaskFacts
+from zeroforget.store.schema import Backbone, ModelFacts, Preprocessing, TaskFacts
 from zeroforget.store.tensors import fill, growing_tensors
 from zeroforget.training.seeding import seeded
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.store.errors import ModelError
-from zeroforget.store.facts import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.store.folder import Folder
 from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
 from zeroforget.store.names import composed
+from zeroforget.store.schema import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.training.seeding import generator
 
 FEW = 10

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.births import select
-from zeroforget.core.layers import GrowingLayer, GrowingNorm
-from zeroforget.core.network import GrowingNetwork
-from zeroforget.core.tensors import GrowingTensor
+from zeroforget.growing.layers import GrowingLayer, GrowingNorm
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.growing.tensors import GrowingTensor
+from zeroforget.operators.places import select
 
 
 def growing_tensors(net: GrowingNetwork) -> dict[str, GrowingTensor]:

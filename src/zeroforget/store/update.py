@@ -16,11 +16,11 @@ from zeroforget.store import files
 from zeroforget.store.assembly import prove
 from zeroforget.store.change import changing
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.facts import ModelFacts, TaskFacts
 from zeroforget.store.fields import MOST_BYTES, VERSION, Fields, read_bytes, sealed, sha256, unsealed
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.options import Watch
 from zeroforget.store.output import check_output, output
+from zeroforget.store.schema import ModelFacts, TaskFacts
 
 MAGIC = b"zeroforget update\n"
 _FILES = (TASK, BORN, PROBE, SPREAD)

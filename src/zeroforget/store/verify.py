@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from zeroforget.core.fingerprint import fingerprint
-from zeroforget.core.network import GrowingNetwork
 from zeroforget.data import Split
+from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store.errors import Damaged
-from zeroforget.store.facts import TaskFacts
 from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures
+from zeroforget.store.schema import TaskFacts
 from zeroforget.training import logits
 
 

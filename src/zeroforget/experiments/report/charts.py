@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from zeroforget.experiments.report.gather import Row
+from zeroforget.experiments.report.grouping import Row
 from zeroforget.experiments.report.theme import SHAPES, dash, method_token, token
 
 ROWS = "rows"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from zeroforget.experiments.disk import room_for
-from zeroforget.experiments.report import charts, gather
-from zeroforget.experiments.report.book import vegalite_version
-from zeroforget.experiments.report.gather import Group, Row
+from zeroforget.experiments.report import charts
+from zeroforget.experiments.report import grouping as gather
+from zeroforget.experiments.report.chart_bundle import vegalite_version
+from zeroforget.experiments.report.grouping import Group, Row
 from zeroforget.experiments.report.growth import Drawing, Growth
 from zeroforget.experiments.report.theme import Theme, resolve, theme
 from zeroforget.experiments.results import Results

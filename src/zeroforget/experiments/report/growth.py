@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from zeroforget.experiments.report.gather import Row
+from zeroforget.experiments.report.grouping import Row
 from zeroforget.experiments.report.theme import Theme
 
 DOTS = 12

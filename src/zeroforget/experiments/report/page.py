@@ -9,10 +9,11 @@ from pathlib import Path
 
 from zeroforget._version import __version__
 from zeroforget.experiments.disk import beginning, write_text
-from zeroforget.experiments.report import boxes, gather
-from zeroforget.experiments.report.book import Book, escaped
+from zeroforget.experiments.report import grouping as gather
+from zeroforget.experiments.report import html_tables as boxes
+from zeroforget.experiments.report.chart_bundle import Book, escaped
 from zeroforget.experiments.report.charts import Style
-from zeroforget.experiments.report.gather import Entry, Group
+from zeroforget.experiments.report.grouping import Entry, Group
 from zeroforget.experiments.report.sections import Section, sections
 from zeroforget.experiments.report.theme import theme, variables
 from zeroforget.experiments.results import Results

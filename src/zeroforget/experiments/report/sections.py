@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeroforget.experiments.report import boxes, charts, gather
-from zeroforget.experiments.report.book import Book, escaped
-from zeroforget.experiments.report.gather import Entry, Group
+from zeroforget.experiments.report import charts
+from zeroforget.experiments.report import grouping as gather
+from zeroforget.experiments.report import html_tables as boxes
+from zeroforget.experiments.report.chart_bundle import Book, escaped
+from zeroforget.experiments.report.grouping import Entry, Group
 from zeroforget.experiments.report.growth import Drawing, Growth
 
 

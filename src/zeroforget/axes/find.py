@@ -1,0 +1,351 @@
+"""Which dimensions of a network's parameters are which feature axis, found by watching it run."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import chain, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.axes import rules_math as _rules  # noqa: F401
+from zeroforget.axes import rules_shape as _movement  # noqa: F401  (both fill the table of rules)
+from zeroforget.axes.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
+from zeroforget.axes.plain_modules import hollow, is_layer, is_norm
+from zeroforget.axes.remembered_sizes import remembered
+from zeroforget.axes.trace import Watcher, watch
+
+
+class CannotGrow(ValueError):
+    """Some feature axis cannot be followed; the message names the operator, the module and the remedy."""
+
+
+class Care(IntEnum):
+    """How carefully to treat the modules of a class whose code has sizes baked in."""
+
+    NAMED = 0
+    """Adapt the numbers that they remember, by names that speak of sizes."""
+    ALL = 1
+    """Adapt every number that fits."""
+    TIED = 2
+    """Let all that has the same size there grow together."""
+    TIED_ALL = 3
+    """Both."""
+    WHOLE = 4
+    """Do not add to what their views make (heads)."""
+    STILL = 5
+    """Leave all features that they handle as they are."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decided about the axes of a network beside its code: enough to find the same ones again, unproved."""
+
+    keep: tuple[str, ...] = ()
+    """Modules whose features do not grow."""
+    care: Mapping[str, int] = field(default_factory=dict)
+    """A module → how carefully all modules of its class are treated (`Care`)."""
+    held: tuple[str, ...] = ()
+    """Buffers that keep their shape."""
+
+    def find(self, net: nn.Module, example: Tensor) -> Axes:
+        """The axes of a network that is built like the one this was told of, whatever its values."""
+        care = {type(net.get_submodule(path)): (Care(level), "") for path, level in self.care.items()}
+        return find_axes(net, example, keep=self.keep, unknown="keep", care=care, held=self.held)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A network's feature axes and what each dimension of each tensor is made of."""
+
+    sizes: Mapping[str, int]
+    """Axis → how many features the traced network has there, in the order the axes are written."""
+    tensors: Mapping[str, tuple[Label, ...]]
+    """Parameter or buffer → the label of each of its dimensions."""
+    writes: Mapping[str, int]
+    """Parameter → the dimension along which it writes features; -1 where it only meets those of others."""
+    attributes: Mapping[tuple[str, str], tuple[Label, ...]]
+    """(module, attribute) → the labels behind a size that the module remembers, such as a convolution's groups."""
+    output: Label
+    """The dimension that a head reads."""
+    layers: tuple[str, ...]
+    """Modules that write features, in the order they ran."""
+    normalized: frozenset[str]
+    """Those of them that get no feature normalization: a normalization layer reads their output, or other code their
+    weight."""
+    coupled: frozenset[str]
+    """Axes over which a statistic runs, so that new features are seen by old ones from the start."""
+    overwritten: frozenset[str]
+    """Layers whose output is changed in place afterwards, other than by their rectifier."""
+    rectified: Mapping[str, str]
+    """Layer → the nn.ReLU that comes right behind it and reads nothing else, while nothing else reads the layer."""
+    kept: tuple[str, ...]
+    """Layers whose output cannot grow."""
+    unfollowed: Mapping[str, str] = field(default_factory=dict)
+    """Of those, the ones that would have to be kept by name, and why."""
+    silent: tuple[str, ...] = ()
+    """Parameters whose features cannot be told, with no operator to blame; none of their dimensions grows."""
+    recipe: Recipe = field(default_factory=Recipe, compare=False)
+    """What was asked for when they were found."""
+
+
+def find_axes(
+    net: nn.Module,
+    example: Tensor,
+    *,
+    keep: Collection[str] = (),
+    unknown: str = "refuse",
+    care: Mapping[type[nn.Module], tuple[Care, str]] | None = None,
+    held: Collection[str] | None = None,
+) -> Axes:
+    """Trace `net` on a batch like `example`. Axes written by modules named in `keep` (or below them) do not grow.
+
+    What cannot be followed is refused, or with `unknown="keep"` stays as it is. `care` says of module classes how they
+    must be treated, and why; `held` names the buffers that keep their shape, if that cannot be told from their values.
+    """
+    watcher, out, labels = _watch(net, _batch(example))
+    if out.dim() != 2:
+        raise ValueError(
+            f"a feature extractor must return (batch, features); this one returned {tuple(out.shape)}. "
+            "End it with a global average or nn.Flatten()."
+        )
+    found = _Found(net, watcher, dict(care or {}))
+    _keep(watcher, keep)
+    held = fixed_buffers(net) if held is None else held
+    found.hold(held)
+    found.tie()
+    found.give_up()
+    axes_found = replace(found.settle(labels[1]), recipe=_recipe(net, keep, care or {}, held))
+    if unknown == "refuse":
+        refuse(axes_found)
+    return axes_found
+
+
+def _recipe(
+    net: nn.Module, keep: Collection[str], care: Mapping[type[nn.Module], tuple[Care, str]], held: Collection[str]
+) -> Recipe:
+    firsts: dict[type[nn.Module], str] = {}
+    for path, module in net.named_modules():
+        firsts.setdefault(type(module), path)
+    return Recipe(
+        tuple(keep), {firsts[kind]: int(level) for kind, (level, _) in care.items() if kind in firsts}, tuple(held)
+    )
+
+
+def fixed_buffers(net: nn.Module) -> list[str]:
+    """Buffers of a user's own modules that hold more than one number over and over."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in net.named_modules(remove_duplicate=False)
+        if not is_norm(module)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
+    ]
+
+
+def refuse(found: Axes) -> None:
+    """Raise CannotGrow if something could not be followed, with all that has to be kept."""
+    if found.unfollowed:
+        why = next(iter(found.unfollowed.values()))
+        more = len(set(found.unfollowed.values())) - 1
+        others = f" ({more} more such place{'s' if more > 1 else ''})" if more else ""
+        raise CannotGrow(
+            f"{why}{others}. Pass keep={sorted(found.unfollowed)!r} to leave the features it touches as they are, or "
+            'unknown="keep" to do so for all that cannot be followed.'
+        )
+
+
+def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, tuple[Term, ...]]:
+    """Without storage if the network lets us, which takes no time; else for real."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
+    try:
+        try:
+            return watch(hollow(net).eval(), example.to("meta"))
+        except (RuntimeError, NotImplementedError, TypeError):
+            if any(p.is_meta for p in net.parameters()):
+                raise
+            return watch(copy.deepcopy(net).eval(), example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+class _Found:
+    """A trace being turned into plain values."""
+
+    def __init__(self, net: nn.Module, watcher: Watcher, care: dict[type[nn.Module], tuple[Care, str]]) -> None:
+        self.net, self.watcher, self.care = net, watcher, care
+        self.names = list(watcher.named)  # a buffer that the network makes as it runs is not among them
+        self.unfollowed: dict[str, str] = {}
+
+    def of(self, name: str) -> tuple[Term, ...]:
+        return self.watcher.of(self.watcher.named[name])
+
+    def handled(self, path: str, *, deep: bool = False) -> list[Term]:
+        """The labels that a module's own code meets: of its tensors and its plain layers', or of all inside it."""
+        inside = [n for n in self.names if n.startswith(f"{path}." if path else "")]
+        depth = path.count(".") + (1 if path else 0)
+        near = [n for n in inside if n.count(".") <= depth + 1]
+        far = [n for n in inside if n not in near] if deep else []
+        seen = self.watcher.seen.get(path, {}).values()
+        return [*chain.from_iterable(self.of(n) for n in near), *seen, *chain.from_iterable(self.of(n) for n in far)]
+
+    def level(self, module: nn.Module) -> Care:
+        return self.care.get(type(module), (Care.NAMED, ""))[0]
+
+    def tie(self) -> None:
+        """Dimensions of one size in a module that knows only one number for them become one."""
+        for path, module in self.net.named_modules():
+            if self.level(module) in (Care.TIED, Care.TIED_ALL):
+                by_size: dict[int, Term] = {}
+                for term in self.handled(path):
+                    if any(axes(term)):
+                        try:
+                            unify(by_size.setdefault(size(term), term), term)
+                        except Clash:
+                            continue
+
+    def hold(self, buffers: Iterable[str]) -> None:
+        """These buffers have values that only their module knows how to make: they keep their shape."""
+        for name in buffers:
+            for term in self.of(name):
+                fix(term)
+
+    def give_up(self) -> None:
+        """Fix what an operator without a rule touched, and what modules that need care handle."""
+        for problem in self.watcher.problems:
+            where = f"in module '{problem.path}'" if problem.path else "in the network's own forward"
+            self._still(problem.terms, f"cannot follow the operator '{problem.operator}' {where} ({problem.why})")
+        for path, module in self.net.named_modules():
+            level, why = self.care.get(type(module), (Care.NAMED, ""))
+            if level >= Care.WHOLE:
+                terms = self.handled(path)
+                found = [axis for term in terms for axis in axes(term) if level == Care.STILL or axis.parted]
+                self._still(found, why)
+
+    def _still(self, terms: Iterable[Term], why: str) -> None:
+        for axis in [axis for term in terms for axis in axes(term)]:
+            if axis.writers and axis.bound is None:
+                self.unfollowed.setdefault(axis.writers[0], why)
+            fix(axis)
+
+    def settle(self, output: Term) -> Axes:
+        watcher = self.watcher
+        for terms in (*(self.of(n) for n in self.names), *watcher.attributes.values()):
+            for term in terms:
+                choose(term)
+        names = self._named()
+        tensors = {name: tuple(settle(term, names) for term in self.of(name)) for name in self.names}
+        sizes = {name: axis.size for axis, name in names.items()}
+        grown = {p for p, terms in watcher.written.items() if any(a in names for t in terms for a in axes(t))}
+        kept = [path for path in watcher.layers if path not in grown]
+        rectified = self._rectified()
+        return Axes(
+            sizes=sizes,
+            tensors=tensors,
+            writes=watcher.writing,
+            attributes=self._attributes(names, sizes),
+            output=settle(output, names),
+            layers=tuple(watcher.layers),
+            normalized=frozenset(watcher.normalized),
+            overwritten=frozenset(
+                path
+                for path, changes in watcher.overwritten.items()
+                if path not in rectified or changes != [("relu_", rectified[path])]  # else it is the layer's own
+            ),
+            rectified=rectified,
+            coupled=frozenset(name for axis, name in names.items() if axis.coupled),
+            kept=tuple(kept),
+            unfollowed=dict(self.unfollowed),
+            silent=tuple(name for name in watcher.silent if _fixed(tensors[name]) and _owner(name) not in kept),
+        )
+
+    def _named(self) -> dict[Axis, str]:
+        """Axes that are written, in that order, called by their first writer."""
+        held = {name: [axis for term in self.of(name) for axis in axes(term) if axis.writers] for name in self.names}
+        names: dict[Axis, str] = {}
+        for path in self.watcher.layers:
+            own = [axis for name, found in held.items() if _of(name, path) for axis in found]
+            # A weight that is computed from others (parametrized) lies elsewhere.
+            computed = [axis for found in held.values() for axis in found if path in axis.writers]
+            for axis in (*own, *computed):
+                if axis not in names:
+                    names[axis] = _unique(min(axis.writers, key=self.watcher.layers.index), names.values())
+        return names
+
+    def _rectified(self) -> dict[str, str]:
+        """Pairs in an nn.Sequential that runs them itself: nothing can come between them, in whatever mode it runs."""
+        found: dict[str, str] = {}
+        modules = dict(self.net.named_modules())
+        times = Counter(id(m) for _, m in self.net.named_modules(remove_duplicate=False))
+        once = [m for m in modules.values() if times[id(m)] == 1 and not m._forward_hooks and not m._forward_pre_hooks]
+        alone = {id(m) for m in once}
+        for path, module in modules.items():
+            if type(module) is not nn.Sequential:
+                continue
+            prefix = f"{path}." if path else ""
+            for (first, layer), (second, relu) in pairwise(module._modules.items()):
+                if layer is None or type(relu) is not nn.ReLU or not is_layer(layer):
+                    continue
+                readers = self.watcher.readers.get(prefix + first, [])
+                only = len(readers) == 1 and readers[0] in {("relu", prefix + second), ("relu_", prefix + second)}
+                if only and id(layer) in alone and id(relu) in alone:
+                    found[prefix + first] = prefix + second
+        return found
+
+    def _attributes(
+        self, names: Mapping[Axis, str], sizes: Mapping[str, int]
+    ) -> dict[tuple[str, str], tuple[Label, ...]]:
+        pools = {
+            path: list(dict.fromkeys(settle(term, names) for term in self.handled(path, deep=True)))
+            for path, _ in self.net.named_modules()
+        }
+        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED_ALL))
+        told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
+        return guessed | told
+
+
+def _of(name: str, path: str) -> bool:
+    return _owner(name) == path
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _fixed(labels: Iterable[Label]) -> bool:
+    return not any(True for label in labels for _ in axis_names(label))
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    """One layer can write several axes (a cut into parts): the later ones are numbered."""
+    base, count = name or "features", 1
+    name = base
+    while name in taken:
+        count += 1
+        name = f"{base}#{count}"
+    return name
+
+
+def _batch(example: Tensor) -> Tensor:
+    """Two examples: a batch of one would read as a broadcast dimension."""
+    return example[:2] if len(example) > 1 else torch.cat([example, example])
+
+
+def _keep(watcher: Watcher, keep: Collection[str]) -> None:
+    if isinstance(keep, str):
+        raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
+    every = {axis for labels in watcher._labels.values() for term in labels for axis in axes(term) if axis.writers}
+    for axis in every:
+        if any(w == path or w.startswith(path + ".") or path == "" for path in keep for w in axis.writers):
+            fix(axis)
+    for path in keep:
+        if path and not any(layer == path or layer.startswith(path + ".") for layer in watcher.layers):
+            near = difflib.get_close_matches(path, watcher.layers, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"keep names '{path}', but no layer of that path writes features{hint}")

@@ -1,1 +1,0 @@
-"""Networks that grow and cannot forget. Imports torch and nothing of ours."""

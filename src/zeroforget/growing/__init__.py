@@ -1,0 +1,1 @@
+"""Networks that grow a task at a time and cannot forget."""

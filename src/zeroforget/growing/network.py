@@ -1,0 +1,479 @@
+"""A network that grows a task at a time and cannot forget."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.axes.find import Axes
+from zeroforget.axes.labels import births_of, label_size
+from zeroforget.axes.plain_modules import hollow, numbers, replace, replace_kept, set_tensor
+from zeroforget.growing import masks as _masks
+from zeroforget.growing import user_buffers as own
+from zeroforget.growing.convert import live
+from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.growth import Room, as_growth, whole
+from zeroforget.growing.layers import GrowingLayer, GrowingNorm, ahead, bits, refresh, seal, tie, unseal
+from zeroforget.growing.layout import laid_out, layout_of
+from zeroforget.growing.records import GrowthOverhead, TaskRecord
+from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
+from zeroforget.growing.tensors import GrowingTensor
+from zeroforget.growing.transaction import all_or_nothing
+
+_CACHED = 4  # dense networks kept for `forward`, the latest made
+
+
+class GrowingNetwork(nn.Module):
+    """A feature extractor with a head for each task. Make one with `zeroforget.grow`.
+
+    Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
+    anything older. Tasks are known by name or by number, counted from 0.
+    """
+
+    def __init__(
+        self, net: nn.Module, axes: Axes, shape: tuple[int, ...], room: Room, start: float, fn: str, bridge: str
+    ) -> None:
+        super().__init__()
+        self.axes = axes
+        self.shape = shape
+        self.room = room
+        self.start = start
+        self.fn = fn
+        self.bridge = bridge
+        self.history: list[TaskRecord] = []
+        self._births: dict[str, Tensor] = {axis: torch.zeros(0, dtype=torch.int64) for axis in axes.sizes}
+        self._shares: list[dict[str, float]] = []
+        self._cache: OrderedDict[int, nn.Module] = OrderedDict()
+        # Other threads may ask for earlier tasks at any time; while the network changes its form they wait.
+        self._lock = threading.RLock()
+        self.heads = nn.ModuleList()
+        self._begun: Begun | None = None  # of the newest head
+        body, self.loose, self._homes = live(net, axes, fn)
+        self.extras = nn.ModuleList()
+        # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
+        self._skeleton = (hollow(net),)
+        self._channels_last = layout_of(net) == torch.channels_last
+        self.body = body
+        self._filled = own.numbers_in(self.body, axes.tensors)
+        self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
+
+    # What there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks, in order."""
+        return tuple(record.name for record in self.history)
+
+    @property
+    def births(self) -> dict[str, Tensor]:
+        """Axis → the task that each of its features was born with."""
+        return {axis: births.clone() for axis, births in self._births.items()}
+
+    def births_along(self, layer: GrowingLayer) -> Tensor:
+        """The births of a layer's outputs."""
+        return births_of(layer.grown.labels[0], self._births)
+
+    def widths(self, task: str | int | None = None) -> dict[str, int]:
+        """Axis → how many features a task (the newest by default) uses."""
+        if not self.history:
+            return dict.fromkeys(self._births, 0)
+        return self._widths(len(self.history) - 1 if task is None else self.number(task))
+
+    def _widths(self, task: int) -> dict[str, int]:
+        return {axis: int((births <= task).sum()) for axis, births in self._births.items()}
+
+    def masks(self, task: str | int) -> dict[str, Tensor]:
+        """Axis → the ternary mask of a task: 0 masked, 1 forward only, 2 normal (`State` names them)."""
+        number = self.number(task)
+        return {axis: _masks.states(births, number) for axis, births in self._births.items()}
+
+    def number(self, task: str | int) -> int:
+        """A task's number, counted from 0."""
+        if isinstance(task, str) and task in self.tasks:
+            return self.tasks.index(task)
+        if (number := whole(task)) is not None and 0 <= number < len(self.history):
+            return number
+        known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
+        raise ValueError(f"no task {task!r}; the tasks are {known}")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Axis → the share of its full width that is grown, before it was rounded to whole features."""
+        return dict(self._shares[-1]) if self.history else dict.fromkeys(self._births, 0.0)
+
+    def left(self) -> float:
+        """How much this network may still grow, as a share of the full width or weights (its unit)."""
+        return self.room.left(self.shares) if self.history else self.start
+
+    def overhead(self, task: str | int | None = None) -> GrowthOverhead:
+        """The cost of zero forgetting: of one task, or of all."""
+        chosen = range(len(self.history)) if task is None else [self.number(task)]
+        mask_bits = sum(8 * -(-len(births) // 4) for births in self._births.values())
+        layers = [m for m in self.body.modules() if isinstance(m, GrowingLayer)]
+        norms = list(self._norms())
+        return GrowthOverhead(
+            masks=mask_bits * len(chosen),
+            feature_norms=sum(bits(layer.norms[k]) for layer in layers for k in chosen),
+            norms=sum(bits(norm.tasks[k]) for norm in norms for k in chosen if k > 0),
+        )
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def plan(
+        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """The shares and widths that `add_task` with these arguments would lead to; every mistake is found here."""
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a task needs a name, not {name!r}")
+        if name in self.tasks:
+            raise ValueError(f"there is a task '{name}' already; choose another name")
+        if (whole(classes) or 0) < 2:
+            raise ValueError(f"classes is the number of a task's classes, at least 2, not {classes!r}")
+        widths = {axis: len(births) for axis, births in self._births.items()}
+        wanted = self._wanted(growth)
+        if isinstance(wanted, Mapping):
+            return self.room.plan_axes(self.shares, widths, wanted)
+        return self.room.plan(self.shares, widths, wanted)
+
+    def _wanted(self, growth: float | Mapping[str, float] | None) -> float | Mapping[str, float]:
+        wanted: float | Mapping[str, float] = as_growth(growth)
+        return wanted if growth is not None else 0.0 if self.history else self.start
+
+    @torch.inference_mode(False)  # what is made in inference mode could never learn
+    @all_or_nothing
+    def add_task(
+        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None, *, quiet: bool = False
+    ) -> None:
+        """Make room for a task; from now on the network trains what is born with it and nothing else.
+
+        The first task begins with the network's `start`; later ones add `growth`, a share of the full width of every
+        axis, or for the axes named a number of features (a share if it is a float). 0 (the default) adds none: the
+        task then learns its head and its normalization. If a growth above 0 is too small to add any, a warning says so,
+        unless this is to be `quiet`.
+        """
+        task = len(self.history)
+        self._withdraw()
+        shares, widths = self.plan(name, classes, growth)
+        record = TaskRecord(name, operator.index(classes), self._wanted(growth))
+        warn_if_untouched(self.heads, self._begun, self.tasks)
+        if not quiet:
+            self.room.warn_if_idle(record.growth, self.widths(), widths)
+        for axis, width in widths.items():
+            old = self._births[axis]
+            self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])
+        for tensor in self._tensors():
+            if task == 0:
+                tensor.begin(self._births)
+            else:
+                tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
+        if self.history:
+            self.extras.append(own.kept(self.body))
+        widths = self._widths(task)
+        for path, module in self.body.named_modules():
+            if isinstance(module, GrowingLayer):
+                module.add_task(self._births, task)
+            elif isinstance(module, GrowingNorm):
+                parts = module._model[0].named_modules()
+                module.add_task(
+                    self._births, task, {n: self._numbers(own.joined(path, n), m, widths) for n, m in parts}
+                )
+        tie(self._norms())
+        self._resize(task)
+        if task > 0:
+            seal(self.heads[-1])
+        self.history.append(record)
+        self._shares.append(shares)
+        self.heads.append(self._new_head(record.classes))
+        self._begun = fresh(self.heads)
+
+    @torch.inference_mode(False)
+    @all_or_nothing
+    def drop_task(self) -> None:
+        """Take back the newest task: the network is as it was before its `add_task`, bit for bit."""
+        if not self.history:
+            raise ValueError("there is no task to drop")
+        if len(self.history) == 1:
+            raise ValueError("the first task cannot be dropped: it is what the network is made of; grow a new one")
+        task = len(self.history) - 1
+        like = self.heads[-1]
+        del self.heads[-1]
+        self._begun = None
+        unseal(self.heads[-1], like)
+        for module in self.body.modules():
+            if isinstance(module, (GrowingLayer, GrowingNorm)):
+                module.drop_task()
+        tie(self._norms())
+        for tensor in self._tensors():
+            tensor.shrink()
+        self._births = {axis: births[births < task] for axis, births in self._births.items()}
+        self._resize(task - 1)
+        own.put_back(self.body, self.extras[-1])
+        del self.extras[-1]
+        self.history.pop()
+        self._shares.pop()
+        self._cache.clear()
+
+    def newborn(self, task: str | int | None = None) -> Iterator[nn.Parameter]:
+        """All that the newest task trains, and nothing else.
+
+        Equation 5 would also let an earlier task train its own weights again; this refuses, because later tasks read
+        those weights and would change with them.
+        """
+        if not self.history:
+            raise ValueError("there is no task yet; call add_task first")
+        if task is not None and (number := self.number(task)) < len(self.history) - 1:
+            later = ", ".join(f"'{n}'" for n in self.tasks[number + 1 :])
+            raise ValueError(
+                f"task '{self.tasks[number]}' is finished: its features are read by {later}, which would change if it "
+                "were trained again. Add a new task for the new data, or drop the later ones first"
+            )
+        yield from self.parameters()
+
+    def train(self, mode: bool = True) -> GrowingNetwork:
+        """Training mode or not, as for any module."""
+        self._withdraw()
+        super().train(mode)
+        if mode:
+            refresh(module for module in self.body.modules() if isinstance(module, GrowingLayer))
+        return self
+
+    def moving(self) -> dict[str, Tensor]:
+        """Every tensor that learning the newest task changes: what is newborn, and that task's statistics."""
+        moving = {name: p.detach() for name, p in self.named_parameters()}
+        for path, module in self.body.named_modules():
+            if isinstance(module, GrowingNorm):
+                moving |= {f"body.{path}.{name}": buffer for name, buffer in module.tasks[-1].named_buffers()}
+        return moving | dict(self._plain_buffers())
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, task: str | int) -> Tensor:
+        """A task's logits.
+
+        In training mode the newest task runs with gradients for its newborn parts. Everything else goes through
+        `dense(task)`, so it is bit-equal to it; earlier tasks always do. Those are kept for the next call. The newest
+        task's is made anew each time, since its weights may have changed: to ask it often, call `dense` once.
+        """
+        number = self.number(task)
+        if not isinstance(x, Tensor):
+            raise ValueError(f"the network takes one tensor, a batch of inputs, not {type(x).__name__}")
+        newest = number == len(self.history) - 1
+        try:
+            if newest and self.training:
+                out = self._learning(x)
+            elif newest:
+                out = self.dense(number)(x)
+            else:
+                out = self._cached(number)(x)
+        except torch.OutOfMemoryError:
+            raise
+        except StopIteration as error:
+            raise ValueError(f"the network does not run with nothing newborn: {own.ASKS}") from error
+        except (RuntimeError, ValueError, IndexError) as error:
+            if tuple(x.shape[1:]) == self.shape:
+                raise
+            expected, why = ", ".join(map(str, ("batch", *self.shape))), str(error).partition("\n")[0]
+            raise ValueError(
+                f"input of shape {tuple(x.shape)} does not fit; the network takes ({expected}): {why}"
+            ) from error
+        return out
+
+    def _learning(self, x: Tensor) -> Tensor:
+        self._inject()
+        with ahead(self.body, x):
+            features = self.body(x)
+        if not isinstance(features, Tensor):
+            returned = type(features).__name__
+            raise ValueError(f"in training mode the network returns {returned}; let it return its features alone")
+        out: Tensor = self.heads[-1](features)
+        return out
+
+    @torch.no_grad()
+    def dense(self, task: str | int) -> nn.Module:
+        """A task's own network: plain layers of its widths, normalization folded in, frozen, in eval mode.
+
+        It shares nothing with this one. What it answers today it answers for ever.
+        """
+        with self._lock:
+            number = self.number(task)
+            if number == len(self.history) - 1:
+                warn_if_untouched(self.heads, self._begun, self.tasks)
+                own.warn_if_moved(self.body, self._skeleton[0])
+            return self._cut(number)
+
+    def _cut(self, number: int) -> nn.Module:
+        features = copy.deepcopy(self._skeleton[0])
+        made: dict[int, nn.Module] = {}
+        widths = self._widths(number)
+        for path, module in list(features.named_modules(remove_duplicate=False)):
+            if id(module) not in made:
+                made[id(module)] = self._plain(module, path, number, widths)
+            if made[id(module)] is not module:
+                features = replace(features, path, made[id(module)])
+        replace_kept(features, made)
+        head = copy.deepcopy(self.heads[number])
+        for name in ("weight", "bias"):
+            value = getattr(head, name)
+            head._buffers.pop(name, None)
+            head.register_parameter(name, nn.Parameter(value.detach().clone()))
+        whole = nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
+        return laid_out(whole, torch.channels_last if self._channels_last else torch.contiguous_format)
+
+    def fingerprint(self, task: str | int) -> str:
+        """A short name for every bit of the state dict of `dense(task)`: written down when a task is learned, it tells
+        later whether anything has changed there."""
+        return fingerprint(self.dense(task))
+
+    # Inside ----------------------------------------------------------------------------------------------------
+
+    def _tensors(self) -> Iterator[GrowingTensor]:
+        for module in self.modules():
+            if isinstance(module, GrowingTensor):
+                yield module
+
+    def _norms(self) -> Iterator[GrowingNorm]:
+        return (module for module in self.body.modules() if isinstance(module, GrowingNorm))
+
+    def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
+        """The sizes that the module at `path` remembers where the axes have these widths."""
+        prefix = f"{path}." if path else ""
+        held = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
+        shapes = {
+            n: tuple(label_size(label, widths) for label in self.axes.tensors[prefix + n])
+            for n in held
+            if prefix + n in self.axes.tensors
+        }
+        told = {
+            attribute: tuple(label_size(label, widths) for label in labels)
+            for (where, attribute), labels in self.axes.attributes.items()
+            if where == path
+        }
+        return numbers(module, shapes, told)
+
+    def _resize(self, task: int) -> None:
+        """Modules of the user's own remember the sizes of a task."""
+        widths = self._widths(task)
+        for path, module in self._skeleton[0].named_modules():
+            live = self._live(path)
+            if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
+                for attribute, value in self._numbers(path, module, widths).items():
+                    setattr(live, attribute, value)
+        own.resize(self.body, self.axes.tensors, self._births, task, self._filled)
+
+    def _live(self, path: str) -> nn.Module | None:
+        """The live module at a path of the plain network; none for the parts of a normalization layer."""
+        live: nn.Module = self.body
+        for name in path.split(".") if path else []:
+            if isinstance(live, (GrowingLayer, GrowingNorm)):
+                return None
+            live = live.get_submodule(name)
+        return live
+
+    def _inject(self) -> None:
+        """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts. They stay
+        until the next step or copy: a backward that computes activations again needs them."""
+        for key, (path, name) in self._homes.items():
+            tensor = self.loose[key]
+            assert isinstance(tensor, GrowingTensor)
+            self.body.get_submodule(path).__dict__[name] = tensor.whole()
+
+    def _withdraw(self) -> None:
+        for path, name in self._homes.values():
+            self.body.get_submodule(path).__dict__.pop(name, None)
+
+    def _plain(self, module: nn.Module, path: str, task: int, widths: Mapping[str, int]) -> nn.Module:
+        """A task's own version of a module of the skeleton: changed in place, or another one for a normalization."""
+        live = self._live(path)
+        if live is None:
+            return module
+        if isinstance(live, GrowingNorm):
+            return live.dense(task)
+        if isinstance(live, GrowingLayer):
+            weight, bias = live.dense(task)
+            set_tensor(module, "weight", weight)
+            if bias is not None:
+                set_tensor(module, "bias", bias)
+        else:
+            for name in list(module._parameters):
+                if _key(path, name) in self.loose:
+                    tensor = self.loose[_key(path, name)]
+                    assert isinstance(tensor, GrowingTensor)
+                    set_tensor(module, name, tensor.at(task))
+            kept = self.extras[task] if task < len(self.extras) else None
+            for name, buffer in live._buffers.items():
+                value = buffer if kept is None else kept._buffers.get(_key(path, name))
+                if value is None:
+                    module._buffers[name] = None
+                else:
+                    set_tensor(module, name, value.clone())
+        for attribute, value in self._numbers(path, module, widths).items():
+            setattr(module, attribute, value)
+        return module
+
+    def _plain_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers of the user's own modules, by the names that they have in `extras`."""
+        return ((own.key(name), buffer) for name, buffer in own.buffers(self.body))
+
+    def _new_head(self, classes: int) -> nn.Linear:
+        width = len(births_of(self.axes.output, self._births))
+        held = [*(tensor.value for tensor in self._tensors()), *self.body.parameters()]
+        like = held[0] if held else torch.empty(0)
+        return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
+
+    def _cached(self, number: int) -> nn.Module:
+        if (kept := self._cache.get(number)) is not None:  # without the lock: compiled code cannot follow one
+            return kept
+        with self._lock, torch.inference_mode(False):  # else it would be of use in inference mode alone
+            if number not in self._cache:  # another thread may have made it meanwhile
+                self._cache[number] = self.dense(number)
+            dense = self._cache[number]
+            while len(self._cache) > _CACHED:
+                self._cache.popitem(last=False)
+            return dense
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As for any module; the tasks must be those of the network that it was saved from."""
+        heads = {name.split(".")[1] for name in state_dict if name.startswith("heads.")}
+        if strict and len(heads) != len(self.history):
+            raise ValueError(
+                f"the state dict holds {len(heads)} tasks and this network has {len(self.history)}: first add the "
+                "tasks as they were added where it was saved (`history` there tells how)"
+            )
+        with self._lock:
+            return super().load_state_dict(state_dict, strict, assign)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GrowingNetwork:
+        with self._lock:
+            self._cache.clear()
+            self._withdraw()
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._withdraw()
+        own.let_go(self.body)
+        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_cache": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        tasks, kind = ", ".join(map(repr, self.tasks)) or "none yet", type(self._skeleton[0]).__name__
+        return f"GrowingNetwork({kind}; tasks: {tasks}; {sum(self.widths().values())} features)"
+
+
+def _forget_cache(module: nn.Module, _keys: Any) -> None:
+    assert isinstance(module, GrowingNetwork)
+    module._cache.clear()
+
+
+def _key(path: str, name: str) -> str:
+    return own.key(own.joined(path, name))

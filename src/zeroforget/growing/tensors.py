@@ -1,0 +1,249 @@
+"""A parameter that grows: frozen values in a buffer, newborn ones in parameters of their own.
+
+Only the newborn parts are `nn.Parameter`s, so no optimizer can reach anything older, whatever its weight decay or
+momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.axes.labels import Label, axis_names, births_of
+from zeroforget.operators.places import Places, select
+from zeroforget.operators.plain import Block
+
+
+class GrowingTensor(nn.Module):
+    """One parameter of a network, wide enough for the newest task.
+
+    Two of its dimensions at most grow: `row` and `col` (of a layer's weight: outputs and inputs). The newborn part is
+    then an L: `rows`, new along `row`; and `cols`, old along `row` but new along `col`.
+
+    `writes` is the dimension along which it writes features; -1 if it writes none but has a number for each one of
+    others, as a gain has; None if that is not known. New values start as that wants; where they are kept does not
+    depend on it. `blank` is the row that an embedding keeps at zero.
+    """
+
+    value: Tensor
+    fresh: Tensor
+    rows: nn.Parameter | None
+    cols: nn.Parameter | None
+
+    def __init__(
+        self, initial: Tensor, labels: tuple[Label, ...], writes: int | None = 0, blank: int | None = None
+    ) -> None:
+        super().__init__()
+        self.labels = labels or (1,)
+        self.scalar = not labels
+        growing = [d for d, label in enumerate(self.labels) if any(axis_names(label))]
+        if len(growing) > 2:
+            raise ValueError(f"a parameter of shape {tuple(initial.shape)} grows along more than two dimensions")
+        others = [d for d in growing if d != 0]
+        self.row, self.col = (growing[0], growing[1]) if len(others) == 2 else (0, others[0] if others else -1)
+        self.mixes = writes != -1 and initial.dim() >= 2
+        """Whether it sums over inputs: the fewer there are, the larger its values."""
+        self.out = self.row if writes in {None, -1} else writes
+        self.blank = blank
+        self.frozen = not initial.requires_grad
+        """Whether it was given as a constant: what it holds stays, and what is born later learns."""
+        self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
+        self.register_parameter("rows", None)
+        self.register_parameter("cols", None)
+        # What fresh values look like: spread and mean of the network as it was given, and how many inputs it had. In
+        # the state, so that a network loaded from it grows as the one that was saved would.
+        spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
+        facts = [float(spread), float(self.value.double().mean()), float(self._inputs())]
+        self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
+        self._low: dict[tuple[torch.dtype, torch.device, torch.Size], Tensor] = {}
+        self.task = -1
+        self._row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
+        self._col_births = self._no_births()
+
+    # Structure -------------------------------------------------------------------------------------------------
+
+    def begin(self, births: Mapping[str, Tensor]) -> None:
+        """The first task: of the values that were given, keep those of features that exist (birth 0).
+
+        Fewer inputs want larger weights, as a fresh network of this width would have.
+        """
+        before = self._inputs()
+        dims = [(d, births_of(label, births) <= 0) for d, label in enumerate(self.labels)]
+        self.value = select(self.value, dims)
+        if before != self._inputs():
+            self.value *= math.sqrt(before / self._inputs())
+        self._open(0, *self._births_along(births, 0))
+
+    def grow(self, births: Mapping[str, Tensor], task: int, *, bridge: float) -> None:
+        """Make room for what is born with `task`. New features start fresh; what old features read of them starts at
+        `bridge` times a fresh value (0: old features compute what they did)."""
+        self.close()
+        rows, cols = self._births_along(births, task)
+        old = self.value
+        shape = list(old.shape)
+        shape[self.row] = len(rows)
+        if self.col >= 0:
+            shape[self.col] = len(cols)
+        value = old.new_empty(shape)
+        self.value = value
+        self._fill(value)
+        if self.mixes and bridge != 1 and (self.col >= 0 or self.out != self.row):
+            outs = {self.row: rows, self.col: cols}.get(self.out, torch.zeros(shape[self.out]))
+            kept = Places.where(outs < task)
+            kept.put(value, self.out, kept.take(value, self.out) * bridge)
+        self._place(old, rows < task, cols < task)
+        self._open(task, rows, cols)
+
+    def shrink(self) -> None:
+        """Take back what was born with the newest task; the one before is open again."""
+        task = self.task - 1
+        self.value = self.at(task).reshape_as(self.value) if self.scalar else self.at(task)
+        rows, cols = self._row_births, self._col_births
+        self._open(task, rows[rows <= task], cols[cols <= task])
+
+    def close(self) -> None:
+        """Write the newborn values down; nothing of this tensor is a parameter any more."""
+        self.sync()
+        self.rows, self.cols = None, None
+
+    def _births_along(self, births: Mapping[str, Tensor], task: int) -> tuple[Tensor, Tensor]:
+        rows = births_of(self.labels[self.row], births)
+        cols = births_of(self.labels[self.col], births) if self.col >= 0 else self._no_births()
+        return rows[rows <= task], cols[cols <= task]
+
+    def _no_births(self) -> Tensor:
+        return torch.zeros(1, dtype=torch.int64)
+
+    def _open(self, task: int, rows: Tensor, cols: Tensor) -> None:
+        self._forget_low()
+        self.task, self._row_births, self._col_births = task, rows, cols
+        self.block = Block(
+            new_out=Places.where(rows == task),
+            old_out=Places.where(rows < task),
+            new_in=Places.where(cols == task) if self.col >= 0 and task > 0 else Places.where(cols < 0),
+        )
+        # At task 0 everything along `row` is new, fixed sizes included.
+        given = task == 0 and self.frozen
+        self.rows = None if given else self._newborn(self.block.new_out.take(self.value, self.row))
+        self.cols = None
+        if self.col >= 0 and len(self.block.new_in) and len(self.block.old_out):
+            part = self.block.old_out.take(self.value, self.row)
+            self.cols = self._newborn(self.block.new_in.take(part, self.col))
+
+    @staticmethod
+    def _newborn(part: Tensor) -> nn.Parameter | None:
+        return nn.Parameter(part.clone(memory_format=torch.contiguous_format)) if part.numel() else None
+
+    def _place(self, old: Tensor, rows: Tensor, cols: Tensor) -> None:
+        if self.col < 0:
+            Places.where(rows).put(self.value, self.row, old)
+            return
+        keep = Places.where(rows)
+        part = keep.take(self.value, self.row).clone()
+        Places.where(cols).put(part, self.col, old)
+        keep.put(self.value, self.row, part)
+
+    # Values ----------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> int:
+        return max(1, self.value.numel() // self.value.shape[self.out]) if self.mixes else 1
+
+    def _fill(self, value: Tensor) -> None:
+        """Fresh values with the spread of the given network: weights around zero, other parameters around theirs."""
+        spread, center, inputs = self.fresh.tolist()
+        if self.mixes:
+            value.normal_(0.0, spread * math.sqrt(inputs / self._inputs()))
+        else:
+            value.normal_(center, spread)
+        if self.blank is not None:
+            value[self.blank] = 0
+
+    def sync(self) -> None:
+        """Copy the newborn values into the whole."""
+        self._write(self.value.data)
+
+    def synced(self, dtype: torch.dtype | None = None, room: tuple[int, ...] = ()) -> Tensor:
+        """The whole with the newborn values in it, in a lower precision if asked for, or in room for more along its
+        first dimensions, zeros there: its frozen part is copied once and kept, so that a step copies only the new."""
+        own = self.value
+        dtype = own.dtype if dtype is None or own.dtype == torch.float64 else dtype
+        shape = torch.Size([*room, *own.shape[len(room) :]])
+        if dtype == own.dtype and shape == own.shape:
+            if self.rows is not None and not len(self.block.old_out):  # all is newborn: nothing to copy
+                return self.rows.data
+            self.sync()
+            return own
+        # All of them are kept: a step that was recorded with one may be replayed after others were asked for.
+        low = self._low.get((dtype, own.device, shape))
+        if low is None:
+            self.sync()
+            with torch.inference_mode(False):  # it is kept for steps that are not
+                behind = [(0, more - n) for n, more in zip(reversed(own.shape), reversed(shape), strict=True)]
+                low = F.pad(own.to(dtype), [size for pair in behind for size in pair])
+                self._low[dtype, own.device, shape] = low
+        else:
+            self._write(low.data[tuple(slice(size) for size in own.shape)])
+        return low
+
+    def _write(self, whole: Tensor) -> None:
+        """Through `.data`: a forward between another forward and its backward writes the same values again, which must
+        not look like a change to autograd."""
+        if self.rows is not None:
+            self.block.new_out.put(whole, self.row, self.rows.data)
+        if self.cols is not None:
+            if self.block.old_out.start is not None and self.block.new_in.start is not None:
+                old = self.block.old_out.take(whole, self.row)
+                self.block.new_in.put(old, self.col, self.cols.data)
+            else:
+                old = self.block.old_out.take(whole, self.row).clone()
+                self.block.new_in.put(old, self.col, self.cols.data.to(old.dtype))
+                self.block.old_out.put(whole, self.row, old)
+
+    def _forget_low(self) -> None:
+        self._low = {}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GrowingTensor:
+        self._forget_low()
+        fresh = self.fresh
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.fresh.dtype != fresh.dtype:  # facts, not weights: they keep their precision
+            self.fresh = fresh.to(self.fresh.device)
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget_low()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_low": {}}
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.sync()
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def at(self, task: int) -> Tensor:
+        """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing."""
+        if task >= self.task:
+            self.sync()
+        chosen = [(self.row, self._row_births <= task)]
+        if self.col >= 0:
+            chosen.append((self.col, self._col_births <= task))
+        out = select(self.value, chosen)
+        return out.reshape(()) if self.scalar else out
+
+    def whole(self) -> Tensor:
+        """All values, with gradients flowing to the newborn parts."""
+        self.sync()
+        out = self.value.clone()
+        if self.cols is not None:
+            old = self.block.old_out.take(out, self.row)
+            old = old.index_copy(self.col, self.block.new_in.on(out.device), self.cols)
+            out = out.index_copy(self.row, self.block.old_out.on(out.device), old)
+        if self.rows is not None:
+            out = out.index_copy(self.row, self.block.new_out.on(out.device), self.rows)
+        return out.reshape(()) if self.scalar else out

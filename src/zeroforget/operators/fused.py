@@ -1,0 +1,203 @@
+"""A layer's product, bias, feature normalization and rectifier as one operator, for GPUs.
+
+The product is the library's; everything else of a step is one pass over the outputs there and one back (`kernels.py`).
+The gradient of the newborn blocks reads copies of a few channels, padded to what matrix units like; the gradient with
+respect to all outputs is read whole, since a slice of its channels would be a copy.
+
+Products of odd widths are slow on matrix units. A weight that comes in room for more (`widths`) is multiplied as it is,
+zeros included. What comes out has zeros behind its features then, which stay there for the next layer to multiply; an
+input without them gets them. On the way back it is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zeroforget.operators import reference as kernels
+from zeroforget.operators.places import Places
+from zeroforget.operators.plain import Block, Geometry, apply, autocast_dtype, cast, input_gradient, weight_gradient
+from zeroforget.operators.reference import Affine
+from zeroforget.operators.side_streams import Beside, Given
+
+
+def widths(shape: Sequence[int]) -> tuple[int, int]:
+    """With how many outputs and inputs a product of this shape is computed."""
+    return kernels.roomy(shape[0]), kernels.roomy(shape[1])
+
+
+_FROZEN = 0.5
+"""Where a smaller share of a weight than this is frozen, its gradient is found in one product, not in two."""
+_NARROW, _LONG = 64, 100_000
+"""A weight with at most so many outputs and inputs gets its gradient in one product too, if that is over so many
+positions or more: the library takes longer for a few of 64 features than for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a layer computes, apart from its inputs: all that stays from step to step."""
+
+    block: Block
+    covered: Places
+    geometry: Geometry | None
+    relu: bool
+
+
+def fits(x: Tensor, geometry: Geometry | None) -> bool:
+    """Whether this is a case for the fused operator."""
+    if not kernels.on_gpu(x):
+        return False
+    if geometry is None:
+        return x.dim() == 2
+    return x.dim() == 4 and geometry.groups == 1 and kernels.lies_side_by_side(x)
+
+
+def fused(
+    x: Tensor,
+    rows: Tensor | None,
+    cols: Tensor | None,
+    weight: Tensor,
+    affine: Affine,
+    plan: Plan,
+    made: kernels.Vectors | None = None,
+) -> Tensor:
+    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already, and
+    `made`, if it is there, those of `affine`."""
+    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan, made, kernels.room(x))
+    with torch.cuda.device_of(x):  # kernels are launched on the current device, be it x's or not
+        out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
+    return kernels.with_room(out, weight.shape[0])
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        rows: Tensor | None,
+        cols: Tensor | None,
+        born: Tensor | None,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        weight: Tensor,
+        affine: Affine,
+        plan: Plan,
+        made: kernels.Vectors | None,
+        room: int,
+    ) -> Tensor:
+        ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
+        ctx.given = [Given.of(part) for part in (rows, cols, born, gamma, beta)]
+        dtype = autocast_dtype(x)
+        x = kernels.widened(x, room) if x.dtype == (dtype or x.dtype) else cast(x, dtype)
+        x, weight = _wider(x, weight.shape[1]), cast(weight, dtype)
+        ctx.shape = x.shape
+        out = apply(x, weight, None, plan.geometry)
+        if plan.geometry is not None:
+            out = out.contiguous(memory_format=torch.channels_last)
+        ctx.vectors = kernels.vectors(affine) if made is None else made
+        features = len(affine.born_at)
+        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu, features)
+        out = kernels.narrowed(out, features)
+        # The inputs that a gradient needs: all of them for new rows, else only the new ones.
+        kept: Tensor | None = x
+        ctx.whole = rows is not None
+        if rows is None:
+            kept = None if cols is None else _channels(x, plan.block.new_in, plan)[0]
+        read = plan.relu or gamma is not None
+        # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
+        ctx.save_for_backward(kept, weight, out if read else None, rows, cols, born, gamma, beta)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out, *_ = ctx.saved_tensors
+        wanted = zip(ctx.given, ctx.needs_input_grad[1:6], strict=True)
+        rows, cols, born, gamma, beta = (part if needed else None for part, needed in wanted)
+        plan: Plan = ctx.plan
+        block, geometry = plan.block, plan.geometry
+        if out is None and kernels.room(g) == weight.shape[0]:  # it brings its zeros along
+            g = kernels.widened(g, weight.shape[0])
+        g = kernels.side_by_side(g)
+        left = None if out is None else kernels.matrix(out)
+        flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
+        gy = kernels.like(flat, g)
+        whole = by_gamma = by_beta = by_cols = grad_x = None
+        at_once = rows is not None and cols is not None and _at_once(block, ctx.inputs, len(flat))
+        with Beside(g) as beside:
+            beside.reads(gy, x, sums)
+            with beside.aside():
+                want = rows is not None and not at_once, born is not None and sums is None
+                by_rows, by_born = _by_new_outputs(gy, x, weight, plan, *want)
+                if at_once:
+                    whole = _weight_part(gy, x, weight, geometry)
+                    by_rows = block.new_out.take(whole, 0)
+                if sums is not None:
+                    by = sums()
+                    by_gamma, by_beta = plan.covered.take(by.gamma, 0), plan.covered.take(by.beta, 0)
+                    by_born = block.new_out.take(by.bias, 0)
+                by_rows = None if by_rows is None else by_rows[:, : ctx.inputs]
+                found = (rows, by_rows), (born, by_born), (gamma, by_gamma), (beta, by_beta)
+                grad_rows, *others = [beside.give(given, by) for given, by in found]
+            with beside.aside(0 if at_once else 1):
+                if whole is not None:
+                    by_cols = block.new_in.take(block.old_out.take(whole, 0), 1)
+                elif cols is not None:
+                    new_x = _channels(x, block.new_in, plan)[0] if ctx.whole else x
+                    by_cols = block.old_out.take(_weight_part(gy, new_x, weight, geometry), 0)
+                    by_cols = by_cols[:, : len(block.new_in)]
+                grad_cols = beside.give(cols, by_cols)
+            if ctx.needs_input_grad[0]:
+                grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
+        return (grad_x, grad_rows, grad_cols, *others, None, None, None, None, None)
+
+
+def _by_new_outputs(
+    gy: Tensor, x: Tensor | None, weight: Tensor, plan: Plan, rows: bool, born: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of new outputs' weights, from all that x has, and of their biases, each if asked for."""
+    if not rows and not born:
+        return None, None
+    new, total = _channels(gy, plan.block.new_out, plan, sums=born)
+    if not rows:
+        return None, total
+    assert x is not None
+    return _weight_part(new, x, weight, plan.geometry)[: len(plan.block.new_out)], total
+
+
+def _wider(x: Tensor, columns: int) -> Tensor:
+    """x with features of zeros behind its own."""
+    own = x.shape[1]
+    if own == columns:
+        return x
+    rows = kernels.matrix(kernels.side_by_side(x))
+    return kernels.like(kernels.gather(rows, kernels.every(own), columns, False)[0], x)
+
+
+def _at_once(block: Block, inputs: int, positions: int) -> bool:
+    """Whether the gradient of the whole weight takes less time than those of its two newborn blocks."""
+    outputs = len(block.new_out) + len(block.old_out)
+    mostly_new = len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
+    return mostly_new or (max(outputs, inputs) <= _NARROW and positions >= _LONG)
+
+
+def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
+    """These channels of x, and for a convolution some of zeros behind them; their sums if asked for."""
+    if plan.geometry is None:
+        part = places.take(x, 1)
+        return part, part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)) if sums else None
+    columns = -(-len(places) // kernels.LANES) * kernels.LANES
+    matrix, total = kernels.gather(kernels.matrix(x), places, columns, sums)
+    return kernels.like(matrix, x), total
+
+
+def _weight_part(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    """The gradient of the weight from x's channels to g's."""
+    shape = (g.shape[1], x.shape[1], *weight.shape[2:])
+    layout = torch.contiguous_format if geometry is None else torch.channels_last
+    return weight_gradient(g, x, torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=layout), geometry)

@@ -1,0 +1,214 @@
+# mypy: ignore-errors
+"""Triton kernels for batch normalization while training, a rectifier in the same pass; `kernels.py` says what each
+computes.
+
+Forward takes two passes over the data and back two more. Sums over positions are made in parts first, then of the
+parts, always in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zeroforget.operators.reference import Moments, Norm
+from zeroforget.operators.triton_layers import Shape, added, unit_of
+
+
+def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
+    """As `kernels.standardize`."""
+    rows, columns = x.shape
+    shape, wide = Shape(rows, y.shape[1]), y.shape[1]
+    unit = unit_of(wide, x, y)
+    readable, apart = wide // unit if unit > 1 else columns, x.stride(0) // unit
+    partial = x.new_empty((2, shape.parts, columns), dtype=torch.float32)
+    _parts[(shape.parts, shape.across)](
+        x, partial, rows, columns, readable, apart, shape.each, shape.parts,
+        UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
+    )  # fmt: skip
+    made = x.new_empty((2, columns), dtype=torch.float32)
+    tracked = given.mean is not None
+    _moments[(triton.cdiv(columns, 16),)](
+        partial, made, given.mean if tracked else made, given.var if tracked else made,
+        rows, columns, shape.each, shape.parts, given.eps, given.momentum,
+        TRACKED=tracked, TILE=128, WIDTH=16,
+    )  # fmt: skip
+    _standardize[(triton.cdiv(rows, shape.tile), shape.across)](
+        x, y, made, given.weight, given.bias, rows, columns, readable, apart, wide // unit,
+        RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
+    )  # fmt: skip
+    return Moments(made[0], made[1])
+
+
+def unstandardize(
+    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, wide: int | None
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """As `kernels.unstandardize`."""
+    rows, columns = x.shape
+    over = columns if wide is None else wide
+    shape, unit = Shape(rows, over), unit_of(over, x, g)
+    readable, apart, left = over // unit if unit > 1 else columns, g.stride(0) // unit, x.stride(0) // unit
+    partial = x.new_empty((shape.parts, 2 * columns), dtype=torch.float32)
+    _parts_back[(shape.parts, shape.across)](
+        g, x, moments.mean, moments.inverse, given.weight, given.bias, partial,
+        rows, columns, readable, apart, left, shape.each,
+        RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
+    )  # fmt: skip
+    total = added(partial)
+    if wide is None:
+        return None, total[columns:], total[:columns]
+    gx = x.new_empty((rows, wide))
+    _unstandardize[(triton.cdiv(rows, shape.tile), shape.across)](
+        g, x, moments.mean, moments.inverse, given.weight, given.bias, total, gx,
+        rows, columns, readable, apart, left, wide // unit,
+        RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
+    )  # fmt: skip
+    return gx, total[columns:], total[:columns]
+
+
+@triton.jit
+def _parts(
+    x, partial, rows, columns, readable, apart, each, parts,
+    UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The mean of each part and the sum of squares around it. Values are counted from the part's first one: in sums of
+    what is far from zero its differences would be lost."""
+    readable, apart = readable * UNIT, apart * UNIT
+    part = tl.program_id(0)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    begin = (part * each).to(tl.int64)
+    pivot = tl.load(x + begin * apart + column, mask=exists, other=0.0).to(tl.float32)
+    total = tl.zeros((TILE, WIDTH), tl.float32)
+    square = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, each, TILE):
+        row = begin + step + tl.arange(0, TILE)
+        inside = (row < rows)[:, None] & (column < readable)[None, :]
+        value = tl.load(x + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.where((row < rows)[:, None] & exists[None, :], value - pivot[None, :], 0.0)
+        total += value
+        square += value * value
+    count = tl.minimum(each, rows - part * each).to(tl.float32)
+    moved = tl.sum(total, 0)
+    around = tl.sum(square, 0) - moved * moved / count
+    tl.store(partial + part * columns + column, pivot + moved / count, mask=exists)
+    tl.store(partial + (parts + part) * columns + column, tl.where(around < 0.0, 0.0, around), mask=exists)
+
+
+@triton.jit
+def _moments(
+    partial, made, mean, var, rows, columns, each, parts, eps, momentum,
+    TRACKED: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    first = tl.load(partial + column, mask=exists, other=0.0)
+    total = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, parts, TILE):
+        row = step + tl.arange(0, TILE)
+        inside = (row < parts)[:, None] & exists[None, :]
+        count = tl.minimum(each, rows - row * each).to(tl.float32)
+        off = tl.load(partial + row[:, None] * columns + column[None, :], mask=inside, other=0.0) - first[None, :]
+        total += tl.where(inside, count[:, None] * off, 0.0)
+    middle = first + tl.sum(total, 0) / rows
+    square = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, parts, TILE):
+        row = step + tl.arange(0, TILE)
+        inside = (row < parts)[:, None] & exists[None, :]
+        count = tl.minimum(each, rows - row * each).to(tl.float32)
+        at = row[:, None] * columns + column[None, :]
+        off = tl.load(partial + at, mask=inside, other=0.0) - middle[None, :]
+        own = tl.load(partial + parts * columns + at, mask=inside, other=0.0)
+        square += tl.where(inside, own + count[:, None] * off * off, 0.0)
+    around = tl.sum(square, 0)
+    tl.store(made + column, middle, mask=exists)
+    tl.store(made + columns + column, 1.0 / tl.sqrt(around / rows + eps), mask=exists)
+    if TRACKED:
+        before = tl.load(mean + column, mask=exists, other=0.0)
+        tl.store(mean + column, (1.0 - momentum) * before + momentum * middle, mask=exists)
+        before = tl.load(var + column, mask=exists, other=0.0)
+        tl.store(var + column, (1.0 - momentum) * before + momentum * (around / (rows - 1)), mask=exists)
+
+
+@triton.jit
+def _standardize(
+    x, y, made, weight, bias, rows, columns, readable, apart, wide,
+    RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    readable, apart, wide = readable * UNIT, apart * UNIT, wide * UNIT
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    middle = tl.load(made + column, mask=exists, other=0.0)
+    scale = tl.load(made + columns + column, mask=exists, other=0.0)
+    scale = scale * tl.load(weight + column, mask=exists, other=0.0)
+    shift = tl.load(bias + column, mask=exists, other=0.0)
+    inside = (row < rows)[:, None] & (column < readable)[None, :]
+    value = tl.load(x + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    value = (value - middle[None, :]) * scale[None, :] + shift[None, :]
+    if RELU:
+        value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
+    value = tl.where(exists[None, :], value, 0.0)
+    within = (row < rows)[:, None] & (column < wide)[None, :]
+    tl.store(y + row[:, None] * wide + column[None, :], value.to(y.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def _parts_back(
+    g, x, mean, inverse, weight, bias, partial, rows, columns, readable, apart, left, each,
+    RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of each part the sums of the gradient, and of the gradient times what was standardized."""
+    readable, apart, left = readable * UNIT, apart * UNIT, left * UNIT
+    part = tl.program_id(0)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    middle = tl.load(mean + column, mask=exists, other=0.0)
+    spread = tl.load(inverse + column, mask=exists, other=0.0)
+    scale = spread * tl.load(weight + column, mask=exists, other=0.0)
+    shift = tl.load(bias + column, mask=exists, other=0.0)
+    total = tl.zeros((TILE, WIDTH), tl.float32)
+    moment = tl.zeros((TILE, WIDTH), tl.float32)
+    for step in range(0, each, TILE):
+        row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
+        inside = (row < rows)[:, None] & (column < readable)[None, :]
+        m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        off = tl.load(x + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        counts = (row < rows)[:, None] & exists[None, :]
+        off = tl.where(counts, off - middle[None, :], 0.0)
+        m = tl.where(counts, m, 0.0)
+        if RELU:
+            m = tl.where(off * scale[None, :] + shift[None, :] > 0.0, m, 0.0)
+        total += m
+        moment += m * off
+    at = partial + part * 2 * columns + column
+    tl.store(at, tl.sum(total, 0), mask=exists)
+    tl.store(at + columns, tl.sum(moment, 0) * spread, mask=exists)
+
+
+@triton.jit
+def _unstandardize(
+    g, x, mean, inverse, weight, bias, total, gx, rows, columns, readable, apart, left, wide,
+    RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    readable, apart, left, wide = readable * UNIT, apart * UNIT, left * UNIT, wide * UNIT
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    exists = column < columns
+    middle = tl.load(mean + column, mask=exists, other=0.0)
+    spread = tl.load(inverse + column, mask=exists, other=0.0)
+    scale = spread * tl.load(weight + column, mask=exists, other=0.0)
+    shift = tl.load(bias + column, mask=exists, other=0.0)
+    level = tl.load(total + column, mask=exists, other=0.0) / rows
+    slope = tl.load(total + columns + column, mask=exists, other=0.0) * spread / rows
+    inside = (row < rows)[:, None] & (column < readable)[None, :]
+    m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    off = tl.load(x + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32) - middle[None, :]
+    if RELU:
+        m = tl.where(off * scale[None, :] + shift[None, :] > 0.0, m, 0.0)
+    m = (m - level[None, :] - off * slope[None, :]) * scale[None, :]
+    m = tl.where(exists[None, :], m, 0.0)
+    within = (row < rows)[:, None] & (column < wide)[None, :]
+    tl.store(gx + row[:, None] * wide + column[None, :], m.to(gx.dtype.element_ty), mask=within)

@@ -1,0 +1,1 @@
+"""From a user's network to one that grows, proved on copies before it is handed over."""

@@ -1,0 +1,186 @@
+"""A classifier that is already in service, head and all, becomes the first task of a network that grows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeroforget.axes.find import CannotGrow
+from zeroforget.axes.trace import in_eval
+from zeroforget.growing.layout import plain_layout
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.proving.grow import grow
+from zeroforget.proving.input_checks import check_given, taking, wavers
+from zeroforget.proving.trial_networks import in_service
+
+
+@torch.inference_mode(False)
+def adopt(
+    classifier: nn.Module,
+    example: Tensor,
+    *,
+    task: str = "first",
+    classes: Sequence[str] | None = None,
+    limit: float | None = None,
+    unit: str = "features",
+    align: int = 1,
+    keep: Collection[str] = (),
+    fn: str = "reused",
+    bridge: str = "zero",
+    unknown: str = "refuse",
+) -> GrowingNetwork:
+    """Turn a trained classifier, which is left as it is, into a growing network that knows its task already.
+
+    The last linear layer, the one that writes the class scores, becomes the task's head; all before it grows with
+    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit, as
+    it answers in service: in eval mode, its parameters frozen.
+
+    Args:
+        classifier: any module that returns (batch, classes); its axes are found by watching it run.
+        example: a batch of inputs.
+        task: what to call what it knows.
+        classes: the names of its classes, to check their number.
+        limit, unit, align, keep, fn, bridge, unknown: as for `grow`.
+
+    Raises:
+        CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
+        ValueError: an argument is out of range.
+    """
+    check_given(classifier, example)
+    example = plain_layout(example)
+    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Collection)):
+        raise ValueError(f"classes lists the names of the classes, not {classes!r}")
+    with taking(classifier, example):
+        features, head = split_head(classifier, example)
+    if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):
+        raise ValueError(
+            f"the classifier has {head.out_features} classes, but classes names {len(set(classes))} different ones"
+        )
+    net = grow(features, example, limit=limit, unit=unit, align=align, keep=keep, fn=fn, bridge=bridge, unknown=unknown)
+    net.add_task(task, head.out_features)
+    net.eval()
+    own = net.heads[0]
+    with torch.no_grad():
+        own.get_parameter("weight").copy_(head.weight)
+        own.get_parameter("bias").zero_()
+        if head.bias is not None:
+            own.get_parameter("bias").copy_(head.bias)
+    _compare(net, classifier, example)
+    return net
+
+
+def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
+    """The classifier without its last linear layer, as a copy, and that layer."""
+    path, out = find_head(classifier, example)
+    head = classifier.get_submodule(path)
+    assert isinstance(head, nn.Linear)
+    if not path:
+        raise CannotGrow(
+            "the classifier is only a head, a single linear layer; there are no features to grow before it"
+        )
+    if out.dim() != 2:
+        raise CannotGrow(
+            f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
+        )
+    if head.out_features < 2:
+        raise CannotGrow(
+            "the classifier has one output, and a task has two classes or more. Put a linear layer with two outputs in "
+            f"the place of '{path}', the first of zeros and the second its own: softmax of the two is its sigmoid"
+        )
+    if not out.isfinite().all():
+        raise CannotGrow(
+            "the classifier's scores for the example hold NaN or infinity; look at its weights and the example"
+        )
+    if wavers(classifier, example):
+        raise CannotGrow(
+            "in eval mode the classifier answers one input in two ways: it draws random numbers, or remembers its last "
+            "input. Let it do so in training mode only"
+        )
+    features = without_head(classifier, path)
+    try:
+        with torch.no_grad():
+            x = features.eval()(example)
+            same = torch.allclose(head(x), out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
+    except (RuntimeError, AttributeError, TypeError):
+        same = False
+    if not same:
+        raise CannotGrow(
+            f"other code reads its head '{path}', or changes what it returns, so it cannot be split off. Let the "
+            "forward end with that layer alone"
+        )
+    _check_plain(path, head, x)
+    return features.train(classifier.training), head
+
+
+@torch.no_grad()
+def _check_plain(path: str, head: nn.Linear, x: Tensor) -> None:
+    """A head is taken over by its weight and bias, so they must be all that it computes with."""
+    if torch.equal(head(x), F.linear(x, head.weight, head.bias)):
+        return
+    if head._forward_hooks or head._forward_pre_hooks:
+        raise CannotGrow(
+            f"its head '{path}' has forward hooks that change its answer, and a head is its weight and bias alone: "
+            "remove them, or put their work into these two"
+        )
+    raise CannotGrow(
+        f"its head '{path}', a {type(head).__name__}, computes other things than its weight and bias say: put an "
+        "nn.Linear in its place whose values alone give its answers"
+    )
+
+
+def without_head(classifier: nn.Module, path: str) -> nn.Module:
+    """A copy that passes on what its head would read. It shares the classifier's tensors: nothing changes them."""
+    shared: dict[int, Any] = {id(t): t for t in (*classifier.parameters(), *classifier.buffers())}
+    made: nn.Module = copy.deepcopy(classifier, shared | {id(classifier.get_submodule(path)): nn.Identity()})
+    return made
+
+
+def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
+    """The path of the linear layer whose output is the classifier's own."""
+    written: list[tuple[str, Any]] = []
+    modules = dict(classifier.named_modules())
+    handles = [
+        module.register_forward_hook(lambda _m, _a, out, path=path: written.append((path, out)))
+        for path, module in modules.items()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad(), in_eval(classifier):
+            out = classifier(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not isinstance(out, Tensor):
+        raise CannotGrow(
+            f"the classifier returned {type(out).__name__}, so its head cannot be found. Wrap it in a module whose "
+            "forward returns the class scores alone"
+        )
+    paths = [path for path, value in written]
+    last = next((path for path, value in reversed(written) if value is out), None)
+    if last is None or paths.count(last) != 1:
+        hooked = [f"'{path}'" if path else "the classifier itself" for path, m in modules.items() if m._forward_hooks]
+        raise CannotGrow(
+            "the class scores do not come straight from one linear layer, so there is no head to split off. Replace "
+            "what comes last by nn.Identity() and pass that network to grow(), then add a task for its classes"
+            + (f". If it is a forward hook that writes them (of {', '.join(hooked[:4])}), remove it" if hooked else "")
+        )
+    return last, out
+
+
+@torch.no_grad()
+def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> None:
+    with in_service(classifier):
+        expected = classifier(example)
+    got = net(example, 0)
+    if not torch.equal(got, expected):
+        worst = float((got - expected).abs().max())
+        raise CannotGrow(
+            f"the adopted network's logits differ from the classifier's by {worst:.3g}. Some of its parameters may lie "
+            "in memory in another order than the rest (channels last): bring all to the usual one with "
+            ".to(memory_format=torch.contiguous_format) first"
+        )

@@ -1,0 +1,145 @@
+"""From a plain network to one that grows, proved on a copy before it is handed over."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.axes.find import Axes, CannotGrow
+from zeroforget.growing.growth import Room, common_spans, count_weights, is_share
+from zeroforget.growing.layout import plain_layout
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.proving.input_checks import check_given, taking, unused
+from zeroforget.proving.prove import proven_axes
+
+
+def grow(
+    net: nn.Module,
+    example: Tensor,
+    *,
+    start: float = 1.0,
+    limit: float | None = None,
+    unit: str = "features",
+    align: int = 1,
+    keep: Collection[str] = (),
+    fn: str = "reused",
+    bridge: str = "zero",
+    unknown: str = "refuse",
+) -> GrowingNetwork:
+    """Turn a plain feature extractor (no head; it returns (batch, features)) into a network that grows by tasks.
+
+    The given network, which is left as it is, sets the full width of every feature axis and the values that the first
+    task starts from.
+
+    Args:
+        net: any module; its axes are found by watching it run, not by its class.
+        example: a batch of inputs.
+        start: the share of the full network that the first task begins with.
+        limit: how far the network may grow, as a share of its full width; by default 1 if start < 1, else no limit.
+        unit: "features" or "weights": what shares are shares of.
+        align: keep the widths of layers at multiples of this (8 keeps a GPU's tensor cores busy). Heads and groups
+            count by their channels.
+        keep: paths of modules whose features shall not grow.
+        fn: feature normalization of "reused" features, of "all", or of "none".
+        bridge: "zero" starts what old features read of new ones at zero, so that growing changes nothing at first;
+            "random" starts it as a fresh network would.
+        unknown: "refuse" a network if some of its features cannot be followed, naming what to pass as `keep`; or "keep"
+            those features as they are, with a warning.
+
+    Raises:
+        CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
+        ValueError: an argument is out of range.
+    """
+    check_growth(start, fn, bridge, unknown)
+    if isinstance(keep, str):
+        raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
+    check_given(net, example)
+    example = plain_layout(example)
+    with torch.inference_mode(False), taking(net, example):  # what is made in inference mode could never learn
+        axes = proven_axes(net, example, keep=keep, unknown=unknown)
+    if not axes.sizes and start < 1:
+        raise ValueError(
+            f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
+        )
+    room = room_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
+    if room.limit is not None and room.limit < start:
+        raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
+    with torch.inference_mode(False):
+        idle = unused(net, example)
+        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
+    _notice(axes, keep)
+    _warn_of_silent(axes, [*keep, *idle])
+    _warn_of_unused(idle)
+    return grown
+
+
+def room_of(net: nn.Module, axes: Axes, limit: float | None, unit: str, align: int) -> Room:
+    """How far the axes of a network may grow."""
+    tensors = [axes.tensors[name] for name, _ in net.named_parameters()]
+    weights = [labels for name, labels in axes.tensors.items() if _computes(axes, name)]
+    return Room(axes.sizes, functools.partial(count_weights, tensors), limit, unit, align, common_spans(weights))
+
+
+def _computes(axes: Axes, name: str) -> bool:
+    """Whether features are computed with a tensor, or with what is made from it; else it is a gain or a table."""
+    in_layer = any(not path or name.startswith(f"{path}.") for path in axes.layers)
+    return axes.writes.get(name, 0 if in_layer else -1) >= 0
+
+
+def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
+    """ValueError for arguments that are out of range."""
+    if not is_share(start) or not 0 < start <= 1:
+        raise ValueError(f"start is a share of the full network, above 0 and at most 1, not {start!r}")
+    if fn not in {"reused", "all", "none"}:
+        raise ValueError(f"fn is 'reused', 'all' or 'none', not '{fn}'")
+    if bridge not in {"zero", "random"}:
+        raise ValueError(f"bridge is 'zero' or 'random', not '{bridge}'")
+    if unknown not in {"refuse", "keep"}:
+        raise ValueError(f"unknown is 'refuse' or 'keep', not '{unknown}'")
+
+
+def _warn_of_unused(idle: list[str]) -> None:
+    """Say which parameters stay as they are because the example does not show what they are for."""
+    modules = sorted({name.rpartition(".")[0] or name for name in idle})
+    if modules:
+        shown = ", ".join(f"'{path}'" for path in modules[:6]) + (" and more" if len(modules) > 6 else "")
+        warnings.warn(
+            f"{shown} took no part in the answer to the example and will not grow. A branch that runs only in "
+            "training, or only for other inputs, does not fit the network once it has grown: switch it off first "
+            "(torchvision: aux_logits=False), or pass an example that reaches it",
+            stacklevel=3,
+        )
+
+
+def _notice(axes: Axes, keep: Collection[str]) -> None:
+    """Say which layers keep their width though nobody asked for it."""
+    fixed = [path or "parameters of its own" for path in axes.kept if not _below(path, keep)]
+    if fixed:
+        why = next(iter(axes.unfollowed.values()), "their output is tied to a fixed size")
+        warnings.warn(f"these layers keep their width, {why}: {_some(fixed)}", stacklevel=3)
+
+
+def _warn_of_silent(axes: Axes, known: Collection[str]) -> None:
+    """Say which parameters keep their shape though nothing speaks against their growing."""
+    names = [name for name in axes.silent if not _below(name, known)]
+    if names:
+        warnings.warn(
+            "these parameters keep their shape, for it does not show which of their numbers are features: "
+            f"{_some(names)}. A matrix in x @ weight or weight @ x grows",
+            stacklevel=3,
+        )
+
+
+def _below(path: str, places: Collection[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}.") for place in places)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+__all__ = ["CannotGrow", "grow"]

@@ -1,0 +1,215 @@
+"""What is odd about a network that was handed to us, in words: looked for before growing, and when a trial fails."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+
+from zeroforget.axes.find import CannotGrow
+from zeroforget.axes.plain_modules import OWN
+from zeroforget.axes.trace import in_eval, without_caches
+
+_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
+
+
+def check_given(net: nn.Module, example: Tensor) -> None:
+    """ValueError for what is no network, no batch of inputs, or holds no numbers to compute with."""
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"the network must be a torch.nn.Module, not {type(net).__name__}")
+    if not isinstance(example, Tensor):
+        raise ValueError(
+            f"example must be one tensor, a batch of inputs, not {type(example).__name__}: of an array make one with "
+            "torch.as_tensor; wrap a network of several inputs in a module that takes one"
+        )
+    if (takes := _takes(net, example)) is not None:
+        raise ValueError(
+            f"the network must take one tensor, but its forward takes {takes}: wrap it in a module that does"
+        )
+    if example.dim() < 2 or not len(example):
+        raise ValueError(f"example must be a batch of inputs, not a tensor of shape {tuple(example.shape)}")
+    own = {f"parameter '{name}'": p for name, p in net.named_parameters()}
+    if not own:
+        raise CannotGrow("the network has no parameters, so there is nothing to learn and nothing to grow")
+    for name, tensor in (own | {"the example": example}).items():
+        if name in own and not tensor.is_floating_point():
+            raise CannotGrow(f"{name} is of {tensor.dtype}, which cannot learn: make it a buffer with register_buffer")
+        if tensor.is_meta:
+            raise CannotGrow(
+                f"{name} is on the device 'meta' and holds no numbers: give it some, on a device that has them"
+            )
+        if tensor.is_inference() and name in own:
+            raise CannotGrow(
+                f"{name} was made in torch.inference_mode, so it can never learn: build and load the network outside"
+            )
+        if not bool(tensor.isfinite().all()):
+            raise CannotGrow(f"{name} holds NaN or infinity: nothing could be proved of what comes out")
+    refuse_uncopyable(net)
+
+
+@contextmanager
+def taking(net: nn.Module, example: Tensor) -> Iterator[None]:
+    """What fails inside because the network cannot take the example is a ValueError that says so."""
+    try:
+        yield
+    except _ERRORS as error:
+        try:
+            with torch.no_grad(), in_eval(net), without_caches(net):
+                net(example[:2])
+        except _ERRORS as reason:
+            raise ValueError(
+                f"the network does not run on an example of shape {tuple(example.shape)} and {example.dtype}: "
+                f"{str(reason).partition(chr(10))[0]}. Pass a batch as the network takes it: its shape, its kind of "
+                "numbers, on its device"
+            ) from error
+        raise
+
+
+def _takes(net: nn.Module, example: Tensor) -> str | None:
+    """What a network's forward takes, if it cannot do with the example alone."""
+    try:
+        taken = inspect.signature(net.forward)
+    except (TypeError, ValueError):  # it does not tell
+        return None
+    try:
+        taken.bind(example)
+    except TypeError:
+        return f"({', '.join(taken.parameters)})"
+    return None
+
+
+def refuse_uncopyable(net: nn.Module) -> None:
+    """Raise CannotGrow for a network of which no copy can be made that works: proof and growth begin with one."""
+    learned = {id(p) for p in net.parameters()}
+    for path, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotGrow(
+                "the network is compiled by torch.jit, so its layers cannot be replaced: pass the plain one"
+            )
+        if type(module).__module__.startswith("torch._dynamo"):  # by name: to load the compiler takes seconds
+            raise CannotGrow("the network is wrapped by torch.compile: pass the plain one, and compile what is grown")
+        _refuse_hooks(path, module)
+        for name, value in vars(module).items():
+            if name in OWN or name == "_compiled_call_impl":  # which no copy takes over
+                continue
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise CannotGrow(
+                    f"{_called(path)} keeps '{name}', a tensor that gradients flow through, so it cannot be copied: "
+                    f"keep {name}.detach() instead, or set it to None before"
+                )
+            if not isinstance(module, nn.RNNBase) and any(id(v) in learned for v in _items(value)):
+                raise CannotGrow(
+                    f"{_called(path)} keeps parameters of the network in '{name}', where they would never change: "
+                    "read them from their modules"
+                )
+            if _clings(value):
+                raise CannotGrow(
+                    f"{_called(path)} keeps '{name}', a function that holds on to a module, as it would in any copy: "
+                    "make it a method, or a module of its own"
+                )
+        if isinstance(module, nn.Embedding) and module.sparse:
+            raise CannotGrow(f"embedding '{path}' has sparse gradients, which cannot be cut: set its sparse to False")
+
+
+def _called(path: str) -> str:
+    return f"module '{path}'" if path else "the network"
+
+
+def _refuse_hooks(path: str, module: nn.Module) -> None:
+    """Weights that a hook computes anew are no parameters."""
+    for hook in module._forward_pre_hooks.values():
+        name = type(hook).__name__
+        if isinstance(hook, BasePruningMethod):
+            raise CannotGrow(
+                f"{_called(path)} is pruned by a hook: make that final with torch.nn.utils.prune.remove(module, "
+                f"'{hook._tensor_name}') first"
+            )
+        if type(hook).__module__.startswith("torch.nn.utils.") and name in {"WeightNorm", "SpectralNorm"}:
+            kind = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[name]
+            other = f" first, or use torch.nn.utils.parametrizations.{kind}" if kind == "weight_norm" else ""
+            raise CannotGrow(
+                f"{_called(path)} computes its weight anew in a hook (torch.nn.utils.{kind}): fix it at its value "
+                f"of now with torch.nn.utils.remove_{kind}(module){other}"
+            )
+
+
+def _items(value: Any) -> list[Any]:
+    """A value, or all that it lists."""
+    return list(value.values()) if type(value) is dict else list(value) if type(value) in (list, tuple) else [value]
+
+
+def _clings(value: Any) -> bool:
+    """Whether a value is, or lists, a function with a network's own parts in its closure."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_clings, value))
+    if not isinstance(value, FunctionType):
+        return False
+    held = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    return any(isinstance(getattr(v, "__self__", v), (nn.Module, nn.Parameter)) for v in held)
+
+
+def unused(net: nn.Module, example: Tensor) -> list[str]:
+    """The parameters that take no part in the answer to the example, in eval mode."""
+    asked = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
+    try:
+        for parameter, _ in asked:
+            parameter.requires_grad_(parameter.is_floating_point())
+        names, parameters = zip(*((n, p) for n, p in net.named_parameters() if p.requires_grad), strict=True)
+        with torch.enable_grad(), in_eval(net), without_caches(net):
+            out = net(example[:2])
+            grads = torch.autograd.grad(out.float().sum(), parameters, allow_unused=True)
+    except _ERRORS:  # the trials will say what is wrong
+        return []
+    finally:
+        for parameter, learned in asked:
+            parameter.requires_grad_(learned)
+    return [name for name, grad in zip(names, grads, strict=True) if grad is None]
+
+
+def hints(net: nn.Module) -> str:
+    """What about this network may explain a failed trial, as sentences to put behind the message."""
+    hooked = [path for path, m in net.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+    plain = [
+        f"{path}.{name}" if path else name
+        for path, module in net.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    ]
+    nested = [p for p, m in net.named_modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in net.parameters()})
+    found = ""
+    if len(kinds) > 1:
+        found += (
+            f". Its parameters are of several kinds ({', '.join(kinds)}), and code that casts between them rounds: "
+            "bring all to one kind, and train and use it under torch.autocast"
+        )
+    if nested:
+        found += (
+            f". Where words are padded, its encoders ({_few(nested)}) compute other things in eval mode than in "
+            "training: make them with enable_nested_tensor=False"
+        )
+    if hooked:
+        found += f". Its modules have forward hooks ({_few(hooked)}): remove them, or do their work in forward"
+    if plain:
+        found += (
+            f". It keeps plain tensors ({_few(plain)}): make them buffers with register_buffer, so that they are copied"
+        )
+    return found
+
+
+@torch.no_grad()
+def wavers(net: nn.Module, example: Tensor) -> bool:
+    """Whether a network in eval mode gives one input two answers."""
+    with in_eval(net):
+        return not torch.equal(torch.nan_to_num(net(example)), torch.nan_to_num(net(example)))
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:4])
+    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,413 @@
+"""What a model and a task write down about themselves: model.json and task.json as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from zeroforget.axes.find import Care
+from zeroforget.nets.libraries import LIBRARIES, check_options
+from zeroforget.store.errors import Damaged, ModelError
+from zeroforget.store.fields import NEWEST, VERSION, Fields, sealed, unsealed
+from zeroforget.store.names import folder_name, is_task_name
+
+MOST_CLASSES = 100_000
+MOST_PIXELS = 512
+MOST_SEED = 2**63
+MOST_WIDTH = 16
+MOST_ALIGN = 1024
+"""Of a network of ours, as a share of the published one."""
+LEAST_STD = 1e-6
+_FILE = re.compile(r"[a-z]{1,32}\.safetensors")
+_LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+@dataclass(frozen=True)
+class Library:
+    """Where a network comes from that is not ours, and how its axes were found: nothing of it is proved again."""
+
+    name: str
+    version: str
+    head: str
+    """The linear layer that the library's classifier ends with; the tasks' heads take its place."""
+    keep: tuple[str, ...] = ()
+    care: Mapping[str, int] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"keep": list(self.keep), "care": dict(self.care), "held": list(self.held)}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The network that a model grows from: enough to build it again, without its values."""
+
+    network: str
+    """A network of ours, or of a library: 'timm/convnext_tiny'."""
+    options: Mapping[str, Any]
+    shape: tuple[int, int, int]
+    """Channels, height and width of its images: 1 channel is grey, 3 are red, green and blue."""
+    start: float = 1.0
+    limit: float | None = None
+    unit: str = "features"
+    align: int = 1
+    fn: str = "reused"
+    bridge: str = "zero"
+    library: Library | None = None
+
+    def growing(self) -> dict[str, Any]:
+        """How it grows: arguments of `grow`."""
+        return {name: getattr(self, name) for name in ("start", "limit", "unit", "align", "fn", "bridge")}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        plain = asdict(self) | {"shape": list(self.shape), "options": dict(self.options)}
+        del plain["library"]
+        return plain if self.library is None else plain | {"library": self.library.to_json()}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """model.json, which never changes."""
+
+    backbone: Backbone
+    seed: int
+    made: str
+    program: str
+    weights: str | None
+    """The sha256 of the file of weights that it started from."""
+    fresh: Mapping[str, tuple[float, ...]]
+    """Parameter → spread, mean and number of inputs of its first values, which new features' values are drawn by."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        fresh = {name: list(numbers) for name, numbers in self.fresh.items()}
+        head = {"format": "zeroforget model", "version": VERSION if self.backbone.library is None else NEWEST}
+        rest = {"seed": self.seed, "made": self.made, "program": self.program, "weights": self.weights}
+        return head | {"backbone": self.backbone.to_json()} | rest | {"fresh": fresh}
+
+    @staticmethod
+    def from_json(values: dict[str, Any], where: object) -> ModelFacts:
+        """The inverse of `to_json`, checked."""
+        fields = Fields(values, where)
+        version = _kind(fields, "zeroforget model", NEWEST)
+        facts = ModelFacts(
+            backbone=_backbone(fields.group("backbone"), version),
+            seed=fields.integer("seed", 0, MOST_SEED),
+            made=fields.text("made", like=_LEARNED),
+            program=fields.text("program"),
+            weights=None if fields.any("weights") is None else fields.hash("weights"),
+            fresh=_fresh(fields.group("fresh")),
+        )
+        fields.done()
+        return facts
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to the network's input: turned upright, scaled to cover `size`, cut in the middle, normalized."""
+
+    mode: str
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return (3 if self.mode == "RGB" else 1, *self.size)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "mode": self.mode,
+            "size": list(self.size),
+            "fit": "cover, then the centre",
+            "resample": "bilinear",
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a task was learned from."""
+
+    pixels: str
+    """sha256 of the held-out pictures as they were decoded: whoever has them can measure the accuracy again."""
+    counts: tuple[int, ...]
+    skipped: int
+    held_out: int
+    share: float
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"counts": list(self.counts)}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A task by its held-out pictures: the temperature of its probabilities, and how far their features lie."""
+
+    temperature: float
+    quantiles: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"temperature": self.temperature, "quantiles": list(self.quantiles)}
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file beside task.json."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """task.json, which never changes."""
+
+    number: int
+    name: str
+    before: str
+    """The sha256 of the task.json before, or of model.json: the chain."""
+    learned: str
+    program: str
+    classes: tuple[str, ...]
+    growth: float | Mapping[str, float]
+    born: Mapping[str, int]
+    """Axis → how many features were born with this task."""
+    weights: int
+    """How many numbers were born with it, its own head and normalization included."""
+    operations: int
+    """Multiplications and additions of its network for one picture."""
+    preprocessing: Preprocessing
+    accuracy: float
+    """On the held-out pictures, which also chose when to stop."""
+    data: DataFacts
+    training: Mapping[str, Any]
+    calibration: Calibration
+    network: str
+    """sha256 of every tensor of its dense network."""
+    probe: str
+    """sha256 of its logits for the probe."""
+    environment: Mapping[str, str]
+    files: Mapping[str, FileFacts]
+    hash: str = field(default="", compare=False)
+    """sha256 of the file itself; not written in it."""
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return folder_name(self.number, self.name)
+
+    @property
+    def bytes(self) -> int:
+        """What its files take on disk, task.json aside."""
+        return sum(file.bytes for file in self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        head: dict[str, Any] = {"format": "zeroforget task", "version": VERSION}
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        growth = self.growth if isinstance(self.growth, (int, float)) else dict(self.growth)
+        return head | plain | {
+            "classes": list(self.classes),
+            "growth": growth,
+            "born": dict(self.born),
+            "preprocessing": self.preprocessing.to_json(),
+            "data": self.data.to_json(),
+            "training": dict(self.training),
+            "calibration": self.calibration.to_json(),
+            "environment": dict(self.environment),
+            "files": {name: asdict(file) for name, file in self.files.items()},
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(values: dict[str, Any], where: object, own_hash: str) -> TaskFacts:
+        """The inverse of `to_json`, checked."""
+        fields = Fields(values, where)
+        _kind(fields, "zeroforget task")
+        if not is_task_name(name := fields.text("name", most=64)):
+            raise fields.wrong("name", "is none that a task can have")
+        classes = fields.texts("classes", least=2, most=MOST_CLASSES)
+        if len(set(classes)) != len(classes):
+            raise fields.wrong("classes", "names a class twice")
+        facts = TaskFacts(
+            number=fields.integer("number", 1, 100_000),
+            name=name,
+            before=fields.hash("before"),
+            learned=fields.text("learned", like=_LEARNED),
+            program=fields.text("program"),
+            classes=classes,
+            growth=_growth(fields),
+            born=fields.counts("born"),
+            weights=fields.integer("weights", 0, 2**40),
+            operations=fields.integer("operations", 0, 2**60),
+            preprocessing=_preprocessing(fields.group("preprocessing")),
+            accuracy=fields.number("accuracy", 0, 1),
+            data=_data(fields.group("data")),
+            training=fields.group("training").values,
+            calibration=_calibration(fields.group("calibration")),
+            network=fields.hash("network"),
+            probe=fields.hash("probe"),
+            environment=_environment(fields.group("environment")),
+            files=_files(fields.group("files")),
+            hash=own_hash,
+        )
+        fields.done()
+        return facts
+
+
+def text_of(facts: ModelFacts | TaskFacts, where: object) -> bytes:
+    """The file's bytes, read once: what would be refused later must not be written."""
+    try:
+        content = sealed(facts.to_json())
+        values = unsealed(content, where)
+        if isinstance(facts, ModelFacts):
+            ModelFacts.from_json(values, where)
+        else:
+            TaskFacts.from_json(values, where, "")
+    except ValueError as error:
+        why = error.why if isinstance(error, Damaged) else error
+        raise ModelError(f"{where} could not be read again ({why}); nothing was changed. Please report this") from error
+    return content
+
+
+_PLAIN = (
+    *("number", "name", "before", "learned", "program", "weights", "operations"),
+    *("accuracy", "network", "probe"),
+)
+
+
+def _kind(fields: Fields, kind: str, newest: int = VERSION) -> int:
+    if fields.any("format") != kind:
+        raise fields.wrong("format", f"must be '{kind}'")
+    return fields.integer("version", 1, newest)
+
+
+def _backbone(fields: Fields, version: int) -> Backbone:
+    options = fields.group("options")
+    library = _library(fields.group("library")) if version == NEWEST else None
+    if library is None:
+        chosen: Mapping[str, Any] = {name: options.number(name, 0, MOST_WIDTH) for name in list(options.values)}
+    else:
+        chosen = options.values
+        try:
+            check_options(chosen)
+        except ValueError as error:
+            raise fields.wrong("options", f"holds what cannot be: {error}") from error
+    shape = fields.integers("shape", least=3, most=3, low=1, high=MOST_PIXELS)
+    if shape[0] not in {1, 3}:
+        raise fields.wrong("shape", "must begin with 1 or 3 channels")
+    made = Backbone(
+        network=fields.text("network", most=128),
+        options=chosen,
+        shape=(shape[0], shape[1], shape[2]),
+        start=fields.number("start", 1e-6, 1),
+        limit=fields.maybe("limit", 1e-6, 64),
+        unit=_one_of(fields, "unit", "features", "weights"),
+        align=fields.integer("align", 1, MOST_ALIGN),
+        fn=_one_of(fields, "fn", "reused", "all", "none"),
+        bridge=_one_of(fields, "bridge", "zero", "random"),
+        library=library,
+    )
+    fields.done()
+    if library is not None and not made.network.startswith(f"{library.name}/"):
+        raise fields.wrong("network", "must be one of its library")
+    return made
+
+
+def _library(fields: Fields) -> Library:
+    made = Library(
+        name=_one_of(fields, "name", *LIBRARIES),
+        version=fields.text("version", most=64),
+        head=fields.text("head", most=512),
+        keep=fields.texts("keep", least=0, most=100_000),
+        care=fields.counts("care", max(Care)),
+        held=fields.texts("held", least=0, most=100_000),
+    )
+    fields.done()
+    return made
+
+
+def _one_of(fields: Fields, key: str, *known: str) -> str:
+    value = fields.text(key)
+    if value not in known:
+        raise fields.wrong(key, f"must be one of {', '.join(known)}")
+    return value
+
+
+def _fresh(fields: Fields) -> dict[str, tuple[float, ...]]:
+    return {name: fields.numbers(name, least=3, most=3, low=-1e9, high=1e9) for name in list(fields.values)}
+
+
+def _growth(fields: Fields) -> float | dict[str, float]:
+    """A share of every axis; or for each its number of features, a whole one, or its share."""
+    if not isinstance(fields.any("growth"), dict):
+        return fields.number("growth", 0, 64)
+    each = fields.group("growth")
+    return {
+        name: each.number(name, 0, 64) if isinstance(value, float) else each.integer(name, 0, 2**24)
+        for name, value in each.values.items()
+    }
+
+
+def _preprocessing(fields: Fields) -> Preprocessing:
+    mode = _one_of(fields, "mode", "RGB", "L")
+    channels = 3 if mode == "RGB" else 1
+    size = fields.integers("size", least=2, most=2, low=1, high=MOST_PIXELS)
+    if (fields.any("fit"), fields.any("resample")) != ("cover, then the centre", "bilinear"):
+        raise fields.wrong("fit", "names a treatment that this version does not have")
+    made = Preprocessing(
+        mode=mode,
+        size=(size[0], size[1]),
+        mean=fields.numbers("mean", least=channels, most=channels),
+        std=fields.numbers("std", least=channels, most=channels, low=LEAST_STD),
+    )
+    fields.done()
+    return made
+
+
+def _data(fields: Fields) -> DataFacts:
+    made = DataFacts(
+        pixels=fields.hash("pixels"),
+        counts=fields.integers("counts", least=2, most=MOST_CLASSES),
+        skipped=fields.integer("skipped", 0, 2**40),
+        held_out=fields.integer("held_out", 1, 2**40),
+        share=fields.number("share", 0, 1),
+        seed=fields.integer("seed", 0, MOST_SEED),
+    )
+    fields.done()
+    return made
+
+
+def _calibration(fields: Fields) -> Calibration:
+    made = Calibration(fields.number("temperature", 1e-4, 1e4), fields.numbers("quantiles", least=2, most=1001))
+    fields.done()
+    if list(made.quantiles) != sorted(made.quantiles):
+        raise Damaged(fields.where, "field 'calibration.quantiles' must rise")
+    return made
+
+
+def _environment(fields: Fields) -> dict[str, str]:
+    return {name: fields.text(name) for name in list(fields.values)}
+
+
+def _files(fields: Fields) -> dict[str, FileFacts]:
+    out = {}
+    for name in list(fields.values):
+        one = fields.group(name)
+        if not _FILE.fullmatch(name):
+            raise fields.wrong(name, "is no file name of ours")
+        out[name] = FileFacts(one.integer("bytes", 8, 2**40), one.hash("sha256"))
+        one.done()
+    if set(out) != {"born.safetensors", "probe.safetensors", "spread.safetensors"}:
+        raise fields.wrong("", "must name born.safetensors, probe.safetensors and spread.safetensors")
+    return out
