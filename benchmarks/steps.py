@@ -97,32 +97,47 @@ class Work:
     channels_last: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """The shape of one image."""
+        channels, high, wide = self.shape
+        return channels, high, wide
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """How images and weights lie in memory."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+def batch(work: Work) -> tuple[Tensor, Tensor]:
+    """Images and labels of a step."""
+    x = torch.randn(work.batch, *work.shape, device=work.device).contiguous(memory_format=work.layout)
+    return x, torch.randint(CLASSES, (work.batch,), device=work.device)
+
+
+def plain(work: Work) -> tuple[nn.Module, nn.Linear]:
+    """The network as it is given, and a head."""
+    net = _laid_out(build(work.network, work.image, width=work.width, **work.options).to(work.device), work.layout)
+    return net, nn.Linear(_features(net, batch(work)[0]), CLASSES, device=work.device)
+
+
+def growing(work: Work, frozen: float, fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
+    """The network with two tasks, so much of it frozen; or with one, where all is newborn."""
+    grown = copy.deepcopy(_grown(work.network, work.image, work.width, fn, tuple(work.options.items())))
+    born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
+    grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
+    if tasks > 1:
+        grown.add_task("new", CLASSES, growth=born)
+    _laid_out(grown.to(work.device), work.layout)
+    return grown.train()
+
 
 def contestants(work: Work, frozen: float, bf16: bool) -> dict[str, Step]:
     """Every side of the comparison, captured. "first task" is fine-tuning by our own operators: all is newborn; "quick"
     is a step as our training loop records it on a GPU, with twins of common operators."""
     torch.manual_seed(0)
     device = work.device
-    channels, high, wide = work.shape
-    shape = (channels, high, wide)
-    x = torch.randn(work.batch, *shape, device=device)
-    y = torch.randint(CLASSES, (work.batch,), device=device)
-    layout = torch.channels_last if work.channels_last else torch.contiguous_format
-    x = x.contiguous(memory_format=layout)
-
-    def plain() -> tuple[nn.Module, nn.Linear]:
-        net = _laid_out(build(work.network, shape, width=work.width, **work.options).to(device), layout)
-        return net, nn.Linear(_features(net, x), CLASSES, device=device)
-
-    def growing(fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
-        grown = copy.deepcopy(_grown(work.network, shape, work.width, fn, tuple(work.options.items())))
-        born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
-        grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
-        if tasks > 1:
-            grown.add_task("new", CLASSES, growth=born)
-        _laid_out(grown.to(device), layout)
-        return grown.train()
-
+    x, y = batch(work)
     steps: dict[str, Step] = {}
 
     def enter(name: str, model: nn.Module, trained: bool, *more: Any, quick: bool = False) -> None:
@@ -132,18 +147,18 @@ def contestants(work: Work, frozen: float, bf16: bool) -> dict[str, Step]:
         inside = (lambda: Quick(found)) if quick else nullcontext
         steps[name] = captured(step_of(model, x, y, bf16, optimizer, *more, inside=inside, waits=quick))
 
-    enter("finetuning", nn.Sequential(*plain()), True)
+    enter("finetuning", nn.Sequential(*plain(work)), True)
     if device == "cuda":
-        enter("finetuning, quick", nn.Sequential(*plain()), True, quick=True)
-    enter("first task", growing("none", 1, tasks=1), True, "old")
-    enter("floor", Floor(*plain()), False)
-    enter("naive", NaiveMasks(*plain(), frozen), True)
+        enter("finetuning, quick", nn.Sequential(*plain(work)), True, quick=True)
+    enter("first task", growing(work, frozen, "none", 1, tasks=1), True, "old")
+    enter("floor", Floor(*plain(work)), False)
+    enter("naive", NaiveMasks(*plain(work), frozen), True)
     for align in work.align:
         for fn in ("none", "reused"):
             name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
-            enter(name, growing(fn, align), True, "new")
+            enter(name, growing(work, frozen, fn, align), True, "new")
             if device == "cuda" and fn == "reused":
-                enter(f"{name}, quick", growing(fn, align), True, "new", quick=True)
+                enter(f"{name}, quick", growing(work, frozen, fn, align), True, "new", quick=True)
     return steps
 
 
