@@ -59,7 +59,7 @@ def twin_of(net: GrowingNetwork, growths: list[list[int]]) -> list[TwinLayer]:
         if layer.grown_bias is not None:
             layer.grown_bias.sync()
             bias = layer.grown_bias.value.clone()
-        numbers = layer._numbers
+        numbers = layer.convolution
         keys = ("stride", "padding", "dilation")
         convolution = None if numbers is None else {k: numbers[k] for k in keys}
         twin = TwinLayer(layer.grown.value.clone(), bias, convolution)

@@ -39,6 +39,12 @@ def unseal(module: nn.Module, like: nn.Module) -> None:
             part.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
 
 
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters and buffers, be it sealed or not, without those that hold nothing."""
+    held = {**module._parameters, **module._buffers}
+    return {name: tensor for name, tensor in held.items() if tensor is not None and tensor.numel()}
+
+
 def bits(module: nn.Module) -> int:
     """What a module's numbers take."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -84,11 +90,12 @@ class GrowingLayer(nn.Module):
         self.folds = True
         self.relu = False
         """Whether the rectifier behind this layer runs as part of it."""
-        self._room: Scaling | None = None
+        self._scaled: Scaling | None = None
         self._fused: tuple[Plan, Tensor, Tensor] | None = None
         self._ready: _Ready | None = None
         self._remembered = {k: getattr(plain, k) for k in _REMEMBERED if hasattr(plain, k)}
-        self._numbers = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
+        self.convolution = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
+        """Stride, padding and the like; None of a linear layer."""
 
     def __getattr__(self, name: str) -> Any:
         """What other code reads of the plain layer: its sizes as they are now, the rest as it was."""
@@ -122,6 +129,10 @@ class GrowingLayer(nn.Module):
         covered = {"none": out < 0, "reused": out < task, "all": out <= task}[self.fn]
         self.norms.append(FeatureNorm(Places.where(covered), self.grown.value))
 
+    def own(self, task: int) -> dict[str, Tensor]:
+        """What belongs to a task alone, by name: its feature normalization."""
+        return own_tensors(self.norms[task])
+
     def drop_task(self) -> None:
         """Forget the newest task's feature normalization; the one before is open again."""
         like = self.norms[-1]
@@ -130,14 +141,14 @@ class GrowingLayer(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as torch's layers call it
         """The newest task's output, differentiable in its newborn parts."""
-        single = input.dim() == (1 if self._numbers is None else 1 + len(self._numbers["stride"]))
+        single = input.dim() == (1 if self.convolution is None else 1 + len(self.convolution["stride"]))
         return self._batch(input.unsqueeze(0)).squeeze(0) if single else self._batch(input)
 
     def _batch(self, x: Tensor) -> Tensor:
         norm = self.norms[-1]
         assert isinstance(norm, FeatureNorm)
         geometry = None
-        if self._numbers is not None:
+        if self.convolution is not None:
             x, geometry = self._geometry(x)
         known = x.shape[1] == self.grown.value.shape[1]  # of any other input torch shall say that it does not fit
         if known and fits(x, geometry) and self._fuses(norm):
@@ -217,18 +228,23 @@ class GrowingLayer(nn.Module):
         assert norm.shift is not None
         value = self.grown.value
         dtype = value.dtype if dtype is None or value.dtype == torch.float64 else dtype
-        room = self._room
-        if room is None or room.covered is not norm.covered or room.weight.dtype != dtype or not _alike(room, value):
+        kept = self._scaled
+        if (
+            kept is None
+            or kept.covered is not norm.covered
+            or kept.weight.dtype != dtype
+            or not _laid_out_as(kept, value)
+        ):
             features = value.shape[0]
             with torch.inference_mode(False):  # it is kept for steps that are not
                 ones, zeros = value.new_ones(features), value.new_zeros(features)
-                self._room = room = Scaling(ones, zeros, norm.covered, torch.empty_like(value, dtype=dtype))
-        norm.covered.put(room.scale.data, 0, norm.scale.data)
-        norm.covered.put(room.shift.data, 0, norm.shift.data)
-        return room
+                self._scaled = kept = Scaling(ones, zeros, norm.covered, torch.empty_like(value, dtype=dtype))
+        norm.covered.put(kept.scale.data, 0, norm.scale.data)
+        norm.covered.put(kept.shift.data, 0, norm.shift.data)
+        return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_room": None, "_fused": None, "_ready": None}
+        return self.__dict__ | {"_scaled": None, "_fused": None, "_ready": None}
 
     @property
     def learned_scale(self) -> Tensor | None:
@@ -238,8 +254,8 @@ class GrowingLayer(nn.Module):
 
     def _geometry(self, x: Tensor) -> tuple[Tensor, Geometry]:
         """The convolution's numbers; padding that is not plain zeros on both sides is done here."""
-        assert self._numbers is not None
-        numbers: dict[str, Any] = self._numbers
+        assert self.convolution is not None
+        numbers: dict[str, Any] = self.convolution
         padding = numbers["padding"]
         if isinstance(padding, str) or numbers["padding_mode"] != "zeros":
             mode = "constant" if numbers["padding_mode"] == "zeros" else numbers["padding_mode"]
@@ -314,9 +330,10 @@ def _normalize(y: Tensor, norm: FeatureNorm, dim: int) -> Tensor:
     return y * scale.to(y.dtype).view(shape) + shift.to(y.dtype).view(shape)
 
 
-def _alike(room: Scaling, value: Tensor) -> bool:
-    same = room.weight.shape == value.shape and room.weight.device == value.device
-    return same and room.scale.dtype == value.dtype and room.weight.stride() == value.stride()
+def _laid_out_as(kept: Scaling, value: Tensor) -> bool:
+    """Whether what was kept for a weight still lies in memory as that weight does."""
+    same = kept.weight.shape == value.shape and kept.weight.device == value.device
+    return same and kept.scale.dtype == value.dtype and kept.weight.stride() == value.stride()
 
 
 _SMALLEST_SCALE = 0.05
@@ -342,7 +359,12 @@ class GrowingNorm(nn.Module):
         """A number for each parameter, the same where several layers share one."""
         self.given: nn.Module | None = copy.deepcopy(plain)  # what the first task starts from
         seal(self.given)
-        self._model = (copy.deepcopy(plain).to("meta"),)  # only its shape of a module; in a tuple: not a submodule
+        self._template = (copy.deepcopy(plain).to("meta"),)  # in a tuple: not a submodule
+
+    @property
+    def template(self) -> nn.Module:
+        """The plain layer as it was given, without storage."""
+        return self._template[0]
 
     def add_task(self, births: Births, task: int, numbers: Mapping[str, Mapping[str, Any]]) -> None:
         """Start as the task before was (the first one as the network was given); new features at the identity."""
@@ -351,7 +373,7 @@ class GrowingNorm(nn.Module):
         source = dict([*before.named_parameters(), *before.named_buffers()])
         if task > 0:
             seal(before)
-        new = copy.deepcopy(self._model[0])
+        new = copy.deepcopy(self.template)
         for name, labels in self.labels.items():
             where = [births_of(label, births) for label in labels]
             value = source[name]
@@ -376,6 +398,10 @@ class GrowingNorm(nn.Module):
             return super().__getattr__(name)
         return getattr(tasks[-1], name)
 
+    def own(self, task: int) -> dict[str, Tensor]:
+        """What belongs to a task alone, by name: affine parameters and statistics."""
+        return own_tensors(self.tasks[task])
+
     def drop_task(self) -> None:
         """Forget the newest task's normalization; the one before is open again."""
         like = self.tasks[-1]
@@ -395,7 +421,7 @@ class GrowingNorm(nn.Module):
     def dense(self, task: int) -> nn.Module:
         """A plain copy of one task's layer."""
         plain = copy.deepcopy(self.tasks[task])
-        for part, model in zip(plain.modules(), self._model[0].modules(), strict=True):
+        for part, model in zip(plain.modules(), self.template.modules(), strict=True):
             for name in model._parameters:
                 if name in part._buffers:
                     value = part._buffers.pop(name)
@@ -434,7 +460,7 @@ def _fresh(name: str, value: Tensor) -> float:
 
 
 def widen(value: Tensor, births: list[Tensor], keep: int, fill: float) -> Tensor:
-    """The value with room for new features, which hold `fill`."""
+    """The value with new features beside the old ones; they hold `fill`."""
     value = value.detach()
     if not births:
         return value.clone()

@@ -180,7 +180,7 @@ class GrowingNetwork(nn.Module):
             if isinstance(module, GrowingLayer):
                 module.add_task(self._births, task)
             elif isinstance(module, GrowingNorm):
-                parts = module._model[0].named_modules()
+                parts = module.template.named_modules()
                 module.add_task(
                     self._births, task, {n: self._numbers(own.joined(path, n), m, widths) for n, m in parts}
                 )
