@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.growing.helpers import growing, unaligned
 from tests.proving.patterns import PATTERNS
-from zeroforget.growing.growth import Room, evenly, smallest_within
+from zeroforget.growing.growth import GrowthLimits, evenly, smallest_within
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.grow import grow
 
@@ -27,51 +27,51 @@ def two_layers(widths: Mapping[str, float]) -> float:
 
 @given(st.integers(8, 400), st.sampled_from([1, 8]))
 def test_the_schedule_of_the_paper_ends_at_the_full_width(full: int, align: int) -> None:
-    room = Room({"a": full, "b": 2 * full}, two_layers, limit=1.0, align=align)
-    shares = room.grow({"a": 0.0, "b": 0.0}, 0.55)
-    widths = [{a: room.width(a, s) for a, s in shares.items()}]
+    limits = GrowthLimits({"a": full, "b": 2 * full}, two_layers, limit=1.0, align=align)
+    shares = limits.grow({"a": 0.0, "b": 0.0}, 0.55)
+    widths = [{a: limits.width(a, s) for a, s in shares.items()}]
     for _ in range(9):
-        shares = room.grow(shares, 0.05)
-        widths.append({a: room.width(a, s) for a, s in shares.items()})
+        shares = limits.grow(shares, 0.05)
+        widths.append({a: limits.width(a, s) for a, s in shares.items()})
     assert widths[-1] == {"a": full, "b": 2 * full}
     assert all(before["a"] <= after["a"] for before, after in itertools.pairwise(widths))
-    assert room.left(shares) == pytest.approx(0, abs=1e-9)
+    assert limits.left(shares) == pytest.approx(0, abs=1e-9)
 
 
 @given(st.floats(0.05, 0.9), st.floats(0.0, 1.0), st.integers(1, 12))
 def test_axes_that_start_apart_are_full_together(last: float, more: float, tasks: int) -> None:
     shares = {"a": last + more * (1 - last), "b": last}
-    room = Room({"a": 400, "b": 900}, two_layers, limit=1.0)
-    step = room.left(shares) / tasks
+    limits = GrowthLimits({"a": 400, "b": 900}, two_layers, limit=1.0)
+    step = limits.left(shares) / tasks
     for left in reversed(range(tasks)):
-        grown = evenly(shares, min(step, room.left(shares)))
-        shares, _ = room.plan_axes(shares, dict.fromkeys(shares, 1), grown)
+        grown = evenly(shares, min(step, limits.left(shares)))
+        shares, _ = limits.plan_axes(shares, dict.fromkeys(shares, 1), grown)
         assert grown["b"] == pytest.approx(step)
         assert 1 - shares["a"] == pytest.approx((1 - more) * (1 - shares["b"]), abs=1e-9)
-        assert (room.left(shares) < 1e-9) == (left == 0)
+        assert (limits.left(shares) < 1e-9) == (left == 0)
     assert evenly(shares, 0.5) == pytest.approx({"a": 0.0, "b": 0.0}, abs=1e-9)
 
 
 def test_axes_grow_by_features_or_by_shares() -> None:
-    room = Room({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
-    shares, widths = room.plan_axes({"a": 0.5, "b": 0.5}, {"a": 56, "b": 32}, {"a": 0.03, "b": 3})
+    limits = GrowthLimits({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
+    shares, widths = limits.plan_axes({"a": 0.5, "b": 0.5}, {"a": 56, "b": 32}, {"a": 0.03, "b": 3})
     assert (shares, widths) == ({"a": 0.53, "b": 0.5 + 3 / 64}, {"a": 56, "b": 35})  # a has room for it already
-    shares, widths = room.plan_axes(shares, widths, {"a": 0.47, "b": 0.0})
+    shares, widths = limits.plan_axes(shares, widths, {"a": 0.47, "b": 0.0})
     assert (widths["a"], widths["b"]) == (100, 35)
 
 
 @given(st.integers(16, 500), st.integers(16, 500), st.floats(0.1, 1.0))
 def test_shares_of_weights_are_shares_of_weights(a: int, b: int, start: float) -> None:
-    room = Room({"a": a, "b": b}, two_layers, limit=1.0, unit="weights")
-    shares = room.grow({"a": 0.0, "b": 0.0}, start)
-    weights = two_layers({axis: room.full[axis] * share for axis, share in shares.items()})
+    limits = GrowthLimits({"a": a, "b": b}, two_layers, limit=1.0, unit="weights")
+    shares = limits.grow({"a": 0.0, "b": 0.0}, start)
+    weights = two_layers({axis: limits.full[axis] * share for axis, share in shares.items()})
     assert weights == pytest.approx(start * two_layers({"a": a, "b": b}), rel=1e-6)
-    assert room.left(shares) == pytest.approx(1 - start, abs=1e-6)
+    assert limits.left(shares) == pytest.approx(1 - start, abs=1e-6)
 
 
 def test_a_full_width_that_is_not_aligned_stays_and_what_grows_from_it_is_aligned() -> None:
-    room = Room({"a": 10, "b": 64}, two_layers, align=8)
-    assert [room.width("a", share) for share in (0.1, 0.55, 0.9, 1.0, 1.0 + 2e-16, 1.05, 1.7)] == [
+    limits = GrowthLimits({"a": 10, "b": 64}, two_layers, align=8)
+    assert [limits.width("a", share) for share in (0.1, 0.55, 0.9, 1.0, 1.0 + 2e-16, 1.05, 1.7)] == [
         8,
         8,
         10,
@@ -80,58 +80,58 @@ def test_a_full_width_that_is_not_aligned_stays_and_what_grows_from_it_is_aligne
         16,
         24,
     ]
-    assert [room.width("b", share) for share in (0.5, 0.99, 1.0, 1.01)] == [32, 64, 64, 72]
+    assert [limits.width("b", share) for share in (0.5, 0.99, 1.0, 1.01)] == [32, 64, 64, 72]
 
 
 def test_widths_are_aligned_but_never_beyond_the_limit() -> None:
-    room = Room({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
-    assert room.width("a", 0.5) == 56
-    assert room.width("a", 1.0) == 100
-    assert room.width("b", 0.001) == 8
+    limits = GrowthLimits({"a": 100, "b": 64}, two_layers, limit=1.0, align=8)
+    assert limits.width("a", 0.5) == 56
+    assert limits.width("a", 1.0) == 100
+    assert limits.width("b", 0.001) == 8
 
 
 def test_features_that_stand_for_several_channels_are_aligned_by_these() -> None:
-    room = Room({"a": 4, "b": 12, "c": 5}, two_layers, align=8, spans={"a": 16, "b": 6})
-    assert [room.width("a", share) for share in (0.25, 1.0, 1.25, 1.5)] == [1, 4, 5, 6]  # 16 channels each
-    assert [room.width("b", share) for share in (0.1, 0.5, 1.1, 1.4)] == [4, 8, 16, 20]  # 4 of 6 channels are 24
-    assert room.width("c", 1.2) == 8
-    assert room.plan({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, 0.25)[1] == {"a": 5, "b": 16}
-    assert room.plan_axes({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, {"a": 0.25})[1] == {"a": 5, "b": 12}
+    limits = GrowthLimits({"a": 4, "b": 12, "c": 5}, two_layers, align=8, spans={"a": 16, "b": 6})
+    assert [limits.width("a", share) for share in (0.25, 1.0, 1.25, 1.5)] == [1, 4, 5, 6]  # 16 channels each
+    assert [limits.width("b", share) for share in (0.1, 0.5, 1.1, 1.4)] == [4, 8, 16, 20]  # 4 of 6 channels are 24
+    assert limits.width("c", 1.2) == 8
+    assert limits.plan({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, 0.25)[1] == {"a": 5, "b": 16}
+    assert limits.plan_axes({"a": 1.0, "b": 1.0}, {"a": 4, "b": 12}, {"a": 0.25})[1] == {"a": 5, "b": 12}
 
 
-def test_a_room_that_was_pickled_before_it_knew_of_channels_goes_on_counting_features() -> None:
-    old = Room({"a": 4}, two_layers, align=8, spans={"a": 16})
+def test_limits_that_were_pickled_before_they_knew_of_channels_go_on_counting_features() -> None:
+    old = GrowthLimits({"a": 4}, two_layers, align=8, spans={"a": 16})
     del vars(old)["spans"]
     assert pickle.loads(pickle.dumps(old)).width("a", 1.25) == 8
 
 
-def test_widths_at_the_edges_of_a_room() -> None:
-    assert Room({"a": 4}, two_layers, limit=0.1).width("a", 0.1) == 1
-    assert Room({"a": 50}, two_layers).width("a", 0.05) == 3  # halves are rounded up
-    assert Room({"a": 16}, two_layers, limit=1.25, align=8).width("a", 1.25) == 20
-    assert Room({}, two_layers, limit=1.0).plan({}, {}, 1.0) == ({}, {})
+def test_widths_at_the_edges_of_the_limits() -> None:
+    assert GrowthLimits({"a": 4}, two_layers, limit=0.1).width("a", 0.1) == 1
+    assert GrowthLimits({"a": 50}, two_layers).width("a", 0.05) == 3  # halves are rounded up
+    assert GrowthLimits({"a": 16}, two_layers, limit=1.25, align=8).width("a", 1.25) == 20
+    assert GrowthLimits({}, two_layers, limit=1.0).plan({}, {}, 1.0) == ({}, {})
 
 
 def test_an_axis_never_gets_narrower() -> None:
-    room = Room({"a": 100}, two_layers, align=8)
+    limits = GrowthLimits({"a": 100}, two_layers, align=8)
     shares, widths = {"a": 0.06}, {"a": 9}  # one feature beyond what is aligned
-    assert room.plan(shares, widths, 0.01)[1] == {"a": 9}
-    assert room.plan_axes(shares, widths, {"a": 0.01})[1] == {"a": 9}
+    assert limits.plan(shares, widths, 0.01)[1] == {"a": 9}
+    assert limits.plan_axes(shares, widths, {"a": 0.01})[1] == {"a": 9}
     assert evenly({"a": 1.2, "b": 0.5}, 0.25) == {"a": 0.0, "b": 0.25}
 
 
 def test_a_first_task_must_give_every_axis_a_feature() -> None:
     with pytest.raises(ValueError, match="every axis at least one feature; b has none"):
-        Room({"a": 4, "b": 4}, two_layers).plan_axes({"a": 0.0, "b": 0.0}, {"a": 0, "b": 0}, {"a": 3})
+        GrowthLimits({"a": 4, "b": 4}, two_layers).plan_axes({"a": 0.0, "b": 0.0}, {"a": 0, "b": 0}, {"a": 3})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [(dict(unit="bits"), "unit is"), (dict(align=0), "align is"), (dict(limit=-1.0), "limit is")],
 )
-def test_bad_rooms_are_refused(options: dict[str, object], message: str) -> None:
+def test_bad_limits_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Room({"a": 1}, two_layers, **options)  # type: ignore[arg-type]
+        GrowthLimits({"a": 1}, two_layers, **options)  # type: ignore[arg-type]
 
 
 def test_the_smallest_growth_within_the_margin_wins() -> None:
@@ -148,7 +148,7 @@ def test_a_network_grows_by_the_schedule_to_what_was_given(unit: str) -> None:
     net, _ = growing("vgg16-tiny", start=0.55, unit=unit)
     net.add_task("0", 2)
     first = sum(p.numel() for p in net.body.parameters())
-    full = net.room.count({axis: float(size) for axis, size in net.axes.sizes.items()})
+    full = net.limits.count({axis: float(size) for axis, size in net.axes.sizes.items()})
     if unit == "weights":
         assert first / full == pytest.approx(0.55, abs=0.06)
     for task in range(1, 10):

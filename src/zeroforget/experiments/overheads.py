@@ -14,7 +14,7 @@ from zeroforget.axes.find import Axes, find_axes
 from zeroforget.axes.labels import Label, births_of
 from zeroforget.axes.plain_modules import is_layer, is_norm
 from zeroforget.experiments.resolve import NamedPart, make_network
-from zeroforget.growing.growth import Room
+from zeroforget.growing.growth import GrowthLimits
 from zeroforget.methods import Overhead, TaskSpec, registry
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import counts
@@ -102,11 +102,11 @@ def growing(net: nn.Module, example: Tensor, tasks: int, *, feature_norms: bool)
     """
     start = float(registry.options(Tfm)["start"].default)
     axes = find_axes(net, example)
-    room = Room(axes.sizes, lambda widths: 0.0, limit=1.0)
+    limits = GrowthLimits(axes.sizes, lambda widths: 0.0, limit=1.0)
     step = (1 - start) / max(1, tasks - 1)
     spent, widths = 0, dict.fromkeys(axes.sizes, 0)
     for task in range(tasks):
-        before, widths = widths, {axis: room.width(axis, min(1.0, start + task * step)) for axis in axes.sizes}
+        before, widths = widths, {axis: limits.width(axis, min(1.0, start + task * step)) for axis in axes.sizes}
         if task:
             spent += sum(_normalization(net, axes, before, widths, feature_norms))
         masks = (task + 1) * sum(8 * -(-width // 4) for width in widths.values())

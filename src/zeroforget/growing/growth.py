@@ -1,7 +1,11 @@
-"""How much to grow: shares of the full network turned into features, and the paper's rule for choosing a growth."""
+"""How much to grow: shares of the full network turned into features, how far that may go, and what each task costs.
+
+The paper's rule for choosing among growths that were tried is here too (`smallest_within`).
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import warnings
@@ -10,6 +14,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from torch import nn
+
+from zeroforget.axes.find import Axes
 from zeroforget.axes.labels import Label, label_size, spans
 
 Count = Callable[[Mapping[str, float]], float]
@@ -20,8 +27,34 @@ _ROUNDED = 1e-6  # so much beyond what is left is a share written with few digit
 
 
 @dataclass(frozen=True)
-class Room:
-    """The full width of every axis and how far beyond or below it the network may go."""
+class TaskRecord:
+    """How a task came to be: the arguments of its `add_task`. Replayed in order they rebuild the structure."""
+
+    name: str
+    classes: int
+    growth: float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class GrowthOverhead:
+    """Bits that zero forgetting costs beside the network and its heads."""
+
+    masks: int
+    """Two bits for each feature and task, in whole bytes for each axis."""
+    feature_norms: int
+    """Two floats for each normalized feature and task."""
+    norms: int
+    """Normalization layers' affine parameters and statistics, for each task after the first."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.masks + self.feature_norms + self.norms
+
+
+@dataclass(frozen=True)
+class GrowthLimits:
+    """The full width of every axis, how far beyond or below it the network may go, and in which steps."""
 
     full: Mapping[str, int]
     count: Count
@@ -59,7 +92,7 @@ class Room:
         return n if most is None else min(n, most)
 
     def left(self, shares: Mapping[str, float]) -> float:
-        """How much growth is left, in this room's unit; infinite without a limit."""
+        """How much growth is left, in the unit of these limits; infinite without a limit."""
         if self.limit is None:
             return float("inf")
         if self.unit == "features":
@@ -137,7 +170,7 @@ class Room:
     def warn_if_idle(
         self, growth: float | Mapping[str, float], before: Mapping[str, int], after: Mapping[str, int]
     ) -> None:
-        """Say so if a growth is above 0 and there is room for it, and yet no axis gets one more feature."""
+        """Say so if a growth is above 0 and within the limit, and yet no axis gets one more feature."""
         wanted = growth if isinstance(growth, Mapping) else dict.fromkeys(after, growth)
         if before == after and any(n > _ROUNDED and self.most(axis) != after[axis] for axis, n in wanted.items()):
             warnings.warn(
@@ -152,6 +185,20 @@ class Room:
 
     def _weights(self, shares: Mapping[str, float]) -> float:
         return self.count({axis: self.full[axis] * share for axis, share in shares.items()})
+
+
+def limits_of(net: nn.Module, axes: Axes, limit: float | None, unit: str, align: int) -> GrowthLimits:
+    """How far the axes of a plain network may grow."""
+    tensors = [axes.tensors[name] for name, _ in net.named_parameters()]
+    weights = [labels for name, labels in axes.tensors.items() if _computes(axes, name)]
+    count = functools.partial(count_weights, tensors)
+    return GrowthLimits(axes.sizes, count, limit, unit, align, common_spans(weights))
+
+
+def _computes(axes: Axes, name: str) -> bool:
+    """Whether features are computed with a tensor, or with what is made from it; else it is a gain or a table."""
+    in_layer = any(not path or name.startswith(f"{path}.") for path in axes.layers)
+    return axes.writes.get(name, 0 if in_layer else -1) >= 0
 
 
 def whole(value: Any) -> int | None:

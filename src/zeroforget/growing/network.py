@@ -19,10 +19,9 @@ from zeroforget.growing import masks as _masks
 from zeroforget.growing import user_buffers as own
 from zeroforget.growing.convert import live
 from zeroforget.growing.fingerprint import fingerprint
-from zeroforget.growing.growth import Room, as_growth, whole
+from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, as_growth, whole
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, ahead, bits, refresh, seal, tie, unseal
 from zeroforget.growing.layout import laid_out, layout_of
-from zeroforget.growing.records import GrowthOverhead, TaskRecord
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.transaction import all_or_nothing
@@ -38,12 +37,19 @@ class GrowingNetwork(nn.Module):
     """
 
     def __init__(
-        self, net: nn.Module, axes: Axes, shape: tuple[int, ...], room: Room, start: float, fn: str, bridge: str
+        self,
+        net: nn.Module,
+        axes: Axes,
+        shape: tuple[int, ...],
+        limits: GrowthLimits,
+        start: float,
+        fn: str,
+        bridge: str,
     ) -> None:
         super().__init__()
         self.axes = axes
         self.shape = shape
-        self.room = room
+        self.limits = limits
         self.start = start
         self.fn = fn
         self.bridge = bridge
@@ -110,7 +116,7 @@ class GrowingNetwork(nn.Module):
 
     def left(self) -> float:
         """How much this network may still grow, as a share of the full width or weights (its unit)."""
-        return self.room.left(self.shares) if self.history else self.start
+        return self.limits.left(self.shares) if self.history else self.start
 
     def overhead(self, task: str | int | None = None) -> GrowthOverhead:
         """The cost of zero forgetting: of one task, or of all."""
@@ -139,8 +145,8 @@ class GrowingNetwork(nn.Module):
         widths = {axis: len(births) for axis, births in self._births.items()}
         wanted = self._wanted(growth)
         if isinstance(wanted, Mapping):
-            return self.room.plan_axes(self.shares, widths, wanted)
-        return self.room.plan(self.shares, widths, wanted)
+            return self.limits.plan_axes(self.shares, widths, wanted)
+        return self.limits.plan(self.shares, widths, wanted)
 
     def _wanted(self, growth: float | Mapping[str, float] | None) -> float | Mapping[str, float]:
         wanted: float | Mapping[str, float] = as_growth(growth)
@@ -151,7 +157,7 @@ class GrowingNetwork(nn.Module):
     def add_task(
         self, name: str, classes: int, growth: float | Mapping[str, float] | None = None, *, quiet: bool = False
     ) -> None:
-        """Make room for a task; from now on the network trains what is born with it and nothing else.
+        """Begin a task; from now on the network trains what is born with it and nothing else.
 
         The first task begins with the network's `start`; later ones add `growth`, a share of the full width of every
         axis, or for the axes named a number of features (a share if it is a float). 0 (the default) adds none: the
@@ -164,7 +170,7 @@ class GrowingNetwork(nn.Module):
         record = TaskRecord(name, operator.index(classes), self._wanted(growth))
         warn_if_untouched(self.heads, self._begun, self.tasks)
         if not quiet:
-            self.room.warn_if_idle(record.growth, self.widths(), widths)
+            self.limits.warn_if_idle(record.growth, self.widths(), widths)
         for axis, width in widths.items():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Collection
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes, CannotGrow
-from zeroforget.growing.growth import Room, common_spans, count_weights, is_share
+from zeroforget.growing.growth import is_share, limits_of
 from zeroforget.growing.layout import plain_layout
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.input_checks import check_given, taking, unused
@@ -65,29 +64,16 @@ def grow(
         raise ValueError(
             f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
         )
-    room = room_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
-    if room.limit is not None and room.limit < start:
+    limits = limits_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
+    if limits.limit is not None and limits.limit < start:
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
     with torch.inference_mode(False):
         idle = unused(net, example)
-        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), room, start, fn, bridge)
+        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge)
     _notice(axes, keep)
     _warn_of_silent(axes, [*keep, *idle])
     _warn_of_unused(idle)
     return grown
-
-
-def room_of(net: nn.Module, axes: Axes, limit: float | None, unit: str, align: int) -> Room:
-    """How far the axes of a network may grow."""
-    tensors = [axes.tensors[name] for name, _ in net.named_parameters()]
-    weights = [labels for name, labels in axes.tensors.items() if _computes(axes, name)]
-    return Room(axes.sizes, functools.partial(count_weights, tensors), limit, unit, align, common_spans(weights))
-
-
-def _computes(axes: Axes, name: str) -> bool:
-    """Whether features are computed with a tensor, or with what is made from it; else it is a gain or a table."""
-    in_layer = any(not path or name.startswith(f"{path}.") for path in axes.layers)
-    return axes.writes.get(name, 0 if in_layer else -1) >= 0
 
 
 def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.labels import Clash, axis_names, births_of
-from zeroforget.growing.growth import Room
+from zeroforget.growing.growth import GrowthLimits
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.tensors import GrowingTensor
@@ -72,8 +72,8 @@ class Trial:
         self.net = self._grow(self.free, ["free", "all"] if axes.coupled else ["free"])
 
     def _grow(self, free: Collection[str], tasks: list[str]) -> GrowingNetwork:
-        room = Room(self.axes.sizes, lambda widths: 0.0)
-        net = GrowingNetwork(self.plain, self.axes, tuple(self.x.shape[1:]), room, 1.0, "reused", "zero")
+        limits = GrowthLimits(self.axes.sizes, lambda widths: 0.0)
+        net = GrowingNetwork(self.plain, self.axes, tuple(self.x.shape[1:]), limits, 1.0, "reused", "zero")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             net.add_task("narrow", 2)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from zeroforget import nets
 from zeroforget.axes.find import Axes, Recipe, find_axes
 from zeroforget.data import Preparation
+from zeroforget.growing.growth import limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import libraries
 from zeroforget.proving.adopt import without_head
-from zeroforget.proving.grow import room_of
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.schema import Backbone, ModelFacts, Preprocessing, TaskFacts
 from zeroforget.store.tensors import fill, growing_tensors
@@ -76,8 +76,8 @@ def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
     try:
         plain = plain_network(backbone, facts.seed)
         axes = _axes(plain, backbone)
-        room = room_of(plain, axes, backbone.limit, backbone.unit, backbone.align)
-        net = GrowingNetwork(plain, axes, backbone.shape, room, backbone.start, backbone.fn, backbone.bridge)
+        limits = limits_of(plain, axes, backbone.limit, backbone.unit, backbone.align)
+        net = GrowingNetwork(plain, axes, backbone.shape, limits, backbone.start, backbone.fn, backbone.bridge)
     except libraries.NoLibrary as error:
         raise ModelError(f"{where.parent} cannot be used here: {error} (it was made with {_made(backbone)})") from error
     except (ValueError, RuntimeError, AttributeError) as error:
@@ -157,16 +157,16 @@ def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], n
     wanted = {axis: width + task.born.get(axis, 0) for axis, width in before.items()}
     try:
         _, widths = net.plan(task.name, len(task.classes), _growth(task))
-        if widths != wanted and net.room.spans:
+        if widths != wanted and net.limits.spans:
             # A model that began when heads and groups were aligned by their number: it goes on like that.
-            net.room = replace(net.room, spans=None)
+            net.limits = replace(net.limits, spans=None)
             _, widths = net.plan(task.name, len(task.classes), _growth(task))
     except ValueError as error:
         raise Damaged(where, f"its growth does not fit the network ({error})") from error
     if widths != wanted or task.born.keys() != before.keys():
         raise Damaged(where, "field 'born' does not follow from its growth")
     head = tensors.get("head/weight")
-    if head is None or head.dim() != 2 or len(head) != len(task.classes) or net.room.count(widths) > numbers:
+    if head is None or head.dim() != 2 or len(head) != len(task.classes) or net.limits.count(widths) > numbers:
         raise Damaged(path / "born.safetensors", "it does not hold the tensors of the network")
 
 
