@@ -23,8 +23,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from zeroforget.experiments.mps import sharing
-
 ZEROFORGET = [sys.executable, "-m", "zeroforget"]
 
 
@@ -114,9 +112,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=Path("runs/finished"), help="where to write what is finished")
     args = parser.parse_args()
-    shared = args.parallel > 1 and (args.device or "").startswith("cuda")
-    with sharing(print) if shared else contextlib.nullcontext():
-        left = run(args.jobs, args)
+    left = run(args.jobs, args)
     if left:
         sys.exit("not finished: " + " ".join(f"{job.experiment}:{job.method}" for job in left))
 

@@ -9,7 +9,6 @@ CPU `--small` compares them at half the image's size, a quarter of the network's
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import subprocess
@@ -27,7 +26,6 @@ from torch.nn import functional as F
 from benchmarks.search import part
 from benchmarks.steps import facts_of
 from zeroforget.data import Split, Task, scenario
-from zeroforget.experiments.mps import sharing
 from zeroforget.methods import registry
 from zeroforget.nets import build
 from zeroforget.training import Fit, Regime
@@ -235,8 +233,7 @@ def main() -> None:
     args = parser.parse_args()
     names = list(args.only or RECIPES)
     if args.parallel > 1:
-        shared = sharing(print) if args.device.startswith("cuda") else contextlib.nullcontext()
-        with shared, ThreadPoolExecutor(args.parallel) as pool:
+        with ThreadPoolExecutor(args.parallel) as pool:
             rows = list(pool.map(lambda name: apart(name, args), names))
     else:
         rows = [here(name, args) for name in names]

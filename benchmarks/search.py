@@ -22,7 +22,6 @@ import torch
 
 from benchmarks.steps import facts_of
 from zeroforget.data import Split, Task, scenario
-from zeroforget.experiments.mps import more_queues
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import build
@@ -94,8 +93,7 @@ def shares(words: str) -> tuple[float, ...]:
 
 def main() -> None:
     """Measure, print a line for each task and the medians."""
-    with more_queues():  # before anybody asks whether there is a GPU
-        compare(arguments())
+    compare(arguments())
 
 
 def arguments() -> argparse.Namespace:

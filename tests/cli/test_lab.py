@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from tests.experiments.helpers import results, write_toml
 from tests.experiments.report_runs import study
 from zeroforget.cli import app
-from zeroforget.experiments import mps
 from zeroforget.experiments.display import Lines, Live
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.runner import run
@@ -43,25 +42,6 @@ def test_run_prints_progress_and_the_table_and_does_not_repeat(tmp_path: Path) -
     assert "[2/2] finetuning on tests.experiments.helpers:three_digits, seed 0: finished before" in again
     assert "task 3/3" not in again
     assert again.splitlines()[-5:] == first.splitlines()[-5:]
-
-
-@pytest.mark.parametrize(("words", "queues"), [([], "32"), (["--parallel", "2"], None)])
-def test_the_queues_to_a_gpu_are_there_before_anything_may_use_it(
-    words: list[str], queues: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(mps.QUEUES, raising=False)
-    monkeypatch.setattr(mps, "running", lambda: False)
-    found: list[str | None] = []
-
-    def load(*_: object, **__: object) -> Experiment:
-        found.append(os.environ.get(mps.QUEUES))
-        raise ValueError("that was all")
-
-    monkeypatch.setattr(Experiment, "load", load)
-    with pytest.raises(ValueError, match="that was all"):
-        zeroforget("run", write_toml(tmp_path), "--out", tmp_path, *words)
-    assert found == [queues]
-    assert mps.QUEUES not in os.environ
 
 
 def test_seeds_device_and_tensorboard(tmp_path: Path) -> None:

@@ -117,13 +117,13 @@ def test_run_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner, "run", told)
     file = write_toml(tmp_path)
     words = ["--methods", "tfm, ewc", "--seeds", "3,4", "--device", "cuda:1", "--set", "ewc.strength=3"]
-    words += ["--data-root", "somewhere", "--parallel", "3", "--no-mps"]
+    words += ["--data-root", "somewhere", "--parallel", "3"]
     assert "runs are in there/short\n" in zeroforget("run", file, "--out", "there", *words)
     zeroforget("run", file)
     asked = {"methods": ["tfm", "ewc"], "seeds": [3, 4], "device": "cuda:1", "changes": ["ewc.strength=3"]}
-    asked |= {"out": Path("there"), "data_root": Path("somewhere"), "parallel": 3, "mps": False}
+    asked |= {"out": Path("there"), "data_root": Path("somewhere"), "parallel": 3}
     usual = {"methods": None, "seeds": None, "device": None, "changes": ()}
-    assert seen == [asked, usual | {"out": Path("runs"), "data_root": None, "parallel": 1, "mps": True}]
+    assert seen == [asked, usual | {"out": Path("runs"), "data_root": None, "parallel": 1}]
 
 
 @pytest.mark.parametrize("command", ["learn {0} {1}/low --task x", "undo {0} --yes", "receive {0} {1}/update.zfu"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,31 +36,24 @@ def run_command(
     parallel: Annotated[
         int, typer.Option(min=1, metavar="N", help="Train N runs at the same time, each in a process of its own.")
     ] = 1,
-    no_mps: Annotated[
-        bool, typer.Option("--no-mps", help="Let parallel runs take turns on a GPU; do not start CUDA's MPS for them.")
-    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")] = False,
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
     from zeroforget.experiments.experiment import Experiment
-    from zeroforget.experiments.mps import more_queues
     from zeroforget.experiments.runner import Failed, run
     from zeroforget.experiments.watch import Several, TensorBoard
 
-    with ExitStack() as stack:
-        if parallel == 1:
-            stack.enter_context(more_queues())  # already now: an experiment that is read tries its networks out
-        experiment = Experiment.load(
-            file,
-            changes=changes or (),
-            methods=None if methods is None else _words(methods),
-            seeds=None if seeds is None else _numbers(seeds),
-            device=device,
-        )
-        watch = stack.enter_context(_watching(len(experiment.runs()), parallel))
+    experiment = Experiment.load(
+        file,
+        changes=changes or (),
+        methods=None if methods is None else _words(methods),
+        seeds=None if seeds is None else _numbers(seeds),
+        device=device,
+    )
+    with _watching(len(experiment.runs()), parallel) as watch:
         watches = Several(watch, TensorBoard(out)) if tensorboard else watch
         try:
-            results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel, mps=not no_mps)
+            results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel)
         except Failed as failed:
             _show(failed.results)
             raise

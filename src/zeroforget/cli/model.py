@@ -80,7 +80,6 @@ def learn_command(
     wait: Wait = True,
 ) -> None:
     """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
-    from zeroforget.experiments.mps import more_queues
     from zeroforget.store import open_model
     from zeroforget.store.options import SEARCH
 
@@ -90,7 +89,7 @@ def learn_command(
         flip=flip, shift=shift, strict=strict, finish=finish, device=device, precision=precision, seed=seed,
     )  # fmt: skip
     opened = open_model(model)
-    with computing_with(threads), more_queues(), _watching(wait) as watch:
+    with computing_with(threads), _watching(wait) as watch:
         try:
             facts = opened.learn(pictures, task, options=options, watch=watch)
         except KeyboardInterrupt:

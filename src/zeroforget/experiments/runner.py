@@ -11,7 +11,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from zeroforget.experiments.data_facts import describe
 from zeroforget.experiments.disk import damaged, room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
-from zeroforget.experiments.mps import sharing
 from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.resolve import NamedPart, check_data, make_network, make_scenario
 from zeroforget.experiments.results import Results
@@ -62,19 +61,17 @@ def run(
     data_root: Path | None = None,
     watch: Watch | None = None,
     parallel: int = 1,
-    mps: bool = True,
 ) -> list[Results]:
     """Every run of the experiment below `out`; those that are finished are read, those begun go on.
 
-    With `parallel`, so many at the same time, each in a process of its own; on a GPU they share it through CUDA's MPS
-    unless `mps` is False.
+    With `parallel`, so many at the same time, each in a process of its own.
     """
     watch = watch or Watch()
     root = data_root or experiment.data_root
     if parallel < 1:
         raise ValueError(f"parallel is how many runs to train at the same time, so at least 1, not {parallel}")
     if parallel > 1:
-        return _run_parallel(experiment, _Elsewhere(out, root), parallel, mps, watch)
+        return _run_parallel(experiment, _Elsewhere(out, root), parallel, watch)
     data = _Data(root, watch)
     results: list[Results] = []
     failures: list[str] = []
@@ -95,13 +92,11 @@ def run(
     return results
 
 
-def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, mps: bool, watch: Watch) -> list[Results]:
+def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, watch: Watch) -> list[Results]:
     begun = _begin(experiment, work.out, work.root, watch)
     configs, before = [config for config, _ in begun], [results for _, results in begun]
     left = [config for config, results in begun if results is None]
-    shared = mps and len(left) > 1 and experiment.regime.device.startswith("cuda")
-    with sharing(watch.notice) if shared else nullcontext():
-        now = iter(side_by_side(left, work, most, watch))
+    now = iter(side_by_side(left, work, most, watch))
     outcomes = [results or next(now) for results in before]
     pairs = zip(configs, outcomes, strict=True)
     failures = [f"{work.out / config.folder}: {why}" for config, why in pairs if isinstance(why, str)]
