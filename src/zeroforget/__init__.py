@@ -8,7 +8,7 @@ from zeroforget._version import __version__
 if TYPE_CHECKING:
     from zeroforget.axes.find import CannotGrow
     from zeroforget.data import Preparation, Scenario, Split, Task, scenario
-    from zeroforget.growing.masks import State
+    from zeroforget.growing.births import State
     from zeroforget.growing.network import GrowingNetwork
     from zeroforget.methods import Method
     from zeroforget.proving.adopt import adopt
@@ -40,7 +40,7 @@ _HOMES = {
     "zeroforget.proving.adopt": ["adopt"],
     "zeroforget.axes.find": ["CannotGrow"],
     "zeroforget.proving.grow": ["grow"],
-    "zeroforget.growing.masks": ["State"],
+    "zeroforget.growing.births": ["State"],
     "zeroforget.growing.network": ["GrowingNetwork"],
     "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],
     "zeroforget.methods": ["Method"],

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tests.growing.helpers import growing, train
 from zeroforget.axes.find import CannotGrow
+from zeroforget.growing.births import State
 from zeroforget.growing.layers import FeatureNorm, GrowingLayer
-from zeroforget.growing.masks import State
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.adopt import adopt
 from zeroforget.proving.grow import grow

@@ -13,11 +13,9 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes import rules_math as _rules  # noqa: F401
-from zeroforget.axes import rules_shape as _movement  # noqa: F401  (both fill the table of rules)
+from zeroforget.axes import rules_math, rules_shape  # noqa: F401  (both fill the table of rules)
 from zeroforget.axes.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
-from zeroforget.axes.plain_modules import hollow, is_layer, is_norm
-from zeroforget.axes.remembered_sizes import remembered
+from zeroforget.axes.plain_modules import guess_sizes, hollow, is_layer, is_norm
 from zeroforget.axes.trace import Watcher, watch
 
 
@@ -305,7 +303,7 @@ class _Found:
             path: list(dict.fromkeys(settle(term, names) for term in self.handled(path, deep=True)))
             for path, _ in self.net.named_modules()
         }
-        guessed = remembered(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED_ALL))
+        guessed = guess_sizes(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED_ALL))
         told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
         return guessed | told
 

@@ -1,18 +1,26 @@
-"""Plain modules of any width: setting the tensors of a module and the sizes it remembers."""
+"""Plain modules of any width: copies with other tensors, the sizes that modules remember, how tensors lie in memory.
+
+Modules of torch tell their sizes by their class. What a user's own modules remember as plain numbers (`num_heads`,
+`embed_dim`) is matched to feature axes by value. Such a match is only a guess: the wider network must run and show the
+same axes again before it is believed.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes.labels import Label, births_of, label_size
+from zeroforget.axes.labels import Label, Named, axis_names, births_of, label_size
 from zeroforget.operators.places import select
 
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""What every module has."""
 _NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -25,6 +33,13 @@ _NORMS: tuple[type[nn.Module], ...] = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
+_SIZES = re.compile(
+    r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split|flatten|model"
+)
+_PLACES = re.compile(
+    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool"
+)
+_COUNTS = re.compile(r"head|group|branch|split|num_")
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -38,14 +53,14 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, _NORMS)
 
 
-def numbers(
+def remembered_sizes(
     module: nn.Module, shapes: Mapping[str, tuple[int, ...]], told: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """The sizes that a module remembers, for tensors of these shapes.
 
     `told` holds those that no tensor shows, such as a convolution's groups, as the trace found them.
     """
-    found = _numbers(module, shapes, told)
+    found = _sizes_by_class(module, shapes, told)
     rest = {name: value for name, value in told.items() if name not in found and hasattr(module, name)}
     return found | {name: _like(getattr(module, name), value) for name, value in rest.items()}
 
@@ -55,7 +70,7 @@ def _like(before: Any, sizes: tuple[int, ...]) -> Any:
     return type(before)(sizes) if isinstance(before, (tuple, list)) else sizes[0]
 
 
-def _numbers(
+def _sizes_by_class(
     module: nn.Module, shapes: Mapping[str, tuple[int, ...]], told: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     one = {name: value[0] for name, value in told.items()}
@@ -85,6 +100,53 @@ def _numbers(
     return {}
 
 
+def guess_sizes(
+    net: nn.Module,
+    pools: Mapping[str, Iterable[Label]],
+    sizes: Mapping[str, int],
+    every: Callable[[nn.Module], bool],
+) -> dict[tuple[str, str], tuple[Label, ...]]:
+    """(module, attribute) → labels, for numbers equal to the size of something growing that the module handles.
+
+    Attributes whose names speak of sizes are taken; in modules for which `every` is true, all others too.
+    """
+    found: dict[tuple[str, str], tuple[Label, ...]] = {}
+    for path, module in net.named_modules():
+        if is_layer(module) or is_norm(module) or isinstance(module, nn.Sequential):
+            continue
+        by_size: dict[int, list[Label]] = {}
+        for label in pools.get(path, ()):
+            if any(axis_names(label)):
+                by_size.setdefault(label_size(label, sizes), []).append(label)
+        for name, value in vars(module).items():
+            if name.startswith("_") or not _is_size(value) or not (every(module) or _speaks(name)):
+                continue
+            labels = tuple(_best(name, n, by_size) for n in (value if isinstance(value, (tuple, list)) else [value]))
+            if any(any(axis_names(label)) for label in labels):
+                found[path, name] = labels
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return 0 < len(value) <= 8 and all((type(v) is int and v == 1) or _is_size(v) for v in value)
+    return isinstance(value, int) and not isinstance(value, bool) and value > 1
+
+
+def _speaks(name: str) -> bool:
+    return _SIZES.search(name.lower()) is not None and _PLACES.search(name.lower()) is None
+
+
+def _best(name: str, value: int, by_size: Mapping[int, list[Label]]) -> Label:
+    """Of several labels of that size: a plain axis for a count (heads), else what comes first."""
+    fitting = by_size.get(value, [])
+    counts = _COUNTS.search(name.lower()) is not None
+    ranked = sorted(fitting, key=lambda label: isinstance(label, Named) != counts) if "attn" in name else fitting
+    if counts:
+        ranked = sorted(fitting, key=lambda label: not isinstance(label, Named))
+    return ranked[0] if ranked else value
+
+
 def set_tensor(module: nn.Module, name: str, value: Tensor) -> None:
     """Replace one tensor of a module (the last part of its path) by a frozen one."""
     if name in module._parameters or (name == "bias" and is_layer(module)):
@@ -106,7 +168,7 @@ def replace_kept(root: nn.Module, made: Mapping[int, nn.Module]) -> None:
     """The same wherever modules keep others in plain lists, tuples and dictionaries; `made` goes by identity."""
     for module in root.modules():
         for name, value in vars(module).items():
-            if name not in OWN and (other := _replaced(value, made)) is not value:
+            if name not in MODULE_ATTRIBUTES and (other := _replaced(value, made)) is not value:
                 vars(module)[name] = other
 
 
@@ -126,7 +188,7 @@ def caches(net: nn.Module) -> Iterator[dict[Any, Any]]:
     """Dictionaries in which modules keep tensors they computed: they survive a copy and would be wrong in it."""
     for module in net.modules():
         for name, value in vars(module).items():
-            if name.startswith("_") and name in OWN:
+            if name.startswith("_") and name in MODULE_ATTRIBUTES:
                 continue
             if isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values()):
                 yield value
@@ -137,10 +199,6 @@ def forget_caches(net: nn.Module) -> nn.Module:
     for cache in list(caches(net)):
         cache.clear()
     return net
-
-
-OWN = frozenset(vars(nn.Module()))
-"""What every module has."""
 
 
 def hollow(net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None) -> nn.Module:
@@ -170,7 +228,7 @@ def reshaped(
 ) -> nn.Module:
     """A hollow copy with these widths: to see whether it runs and what its axes are."""
     shapes = {name: tuple(label_size(label, widths) for label in labels) for name, labels in tensors.items()}
-    return _tell(hollow(net, shapes), attributes, widths)
+    return _tell_sizes(hollow(net, shapes), attributes, widths)
 
 
 def narrowed(
@@ -194,10 +252,10 @@ def narrowed(
             if part.dim() > 1 and part.is_floating_point() and isinstance(tensor, nn.Parameter):
                 part *= math.sqrt(tensor[0].numel() / part[0].numel())
             made[id(tensor)] = nn.Parameter(part, requires_grad=False) if isinstance(tensor, nn.Parameter) else part
-    return _tell(forget_caches(copy.deepcopy(net, made)), attributes, widths)
+    return _tell_sizes(forget_caches(copy.deepcopy(net, made)), attributes, widths)
 
 
-def _tell(
+def _tell_sizes(
     net: nn.Module, attributes: Mapping[tuple[str, str], tuple[Label, ...]], widths: Mapping[str, int]
 ) -> nn.Module:
     """Let the modules of a network remember the sizes of its tensors and these widths."""
@@ -206,6 +264,32 @@ def _tell(
         told.setdefault(path, {})[attribute] = tuple(label_size(label, widths) for label in labels)
     for path, module in net.named_modules():
         own = {n: tuple(t.shape) for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None}
-        for attribute, value in numbers(module, own, told.get(path, {})).items():
+        for attribute, value in remembered_sizes(module, own, told.get(path, {})).items():
             setattr(module, attribute, value)
     return net.eval()
+
+
+# How tensors lie in memory: bits depend on it, so a network keeps its own.
+
+
+def plain_layout(tensor: Tensor) -> Tensor:
+    """A copy that lies in memory in the usual order, with the usual strides even where a dimension is one long."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def layout_of(net: nn.Module) -> torch.memory_format:
+    """How a network's convolutions lie in memory."""
+    last = any(
+        p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+        for p in net.parameters()
+    )
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def laid_out(net: nn.Module, layout: torch.memory_format) -> nn.Module:
+    """The network with its convolutions laid out so, in place."""
+    if layout != torch.contiguous_format:
+        for parameter in net.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=layout)
+    return net

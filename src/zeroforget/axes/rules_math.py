@@ -1,4 +1,8 @@
-"""What each operator says about feature axes. An operator without a rule is reported, never guessed."""
+"""Rules of operators that compute: elementwise ones, layers with weights, normalization, pooling and reductions.
+
+A rule says which dimensions of an operator's arguments and results are the same features. An operator without a rule
+is reported, never guessed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from zeroforget.axes.labels import Axis, Clash, Prod, Term, cut, fix, size, unify
-from zeroforget.axes.trace import Given, Labels, Watcher, dimension, rule, tensors
+from zeroforget.axes.trace import Arguments, Labels, Watcher, dimension, rule, tensors
 
 # --- Elementwise --------------------------------------------------------------------------------------------------
 
@@ -22,7 +26,7 @@ from zeroforget.axes.trace import Given, Labels, Watcher, dimension, rule, tenso
     "copy eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
     "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad"
 )
-def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _elementwise(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Dimensions that meet are the same; those of size 1 are broadcast."""
     shape = outs[0].shape
     labels: list[Term] = [1] * len(shape)
@@ -43,19 +47,19 @@ def _elementwise(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
 
 
 @rule("new_zeros new_ones new_empty new_full new_tensor")
-def _fresh(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _fresh(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """A new tensor takes its kind from another, not its features."""
     return [tuple(outs[0].shape)]
 
 
 @rule("to type_as")
-def _of_a_kind(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _of_a_kind(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """The same numbers, of the kind of another tensor perhaps."""
     return [w.of(given["self"])]
 
 
 @rule("glu")
-def _glu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _glu(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """A value and its gate lie one after the other in one axis: they grow together."""
     x = w.of(given["self"])
     dim = dimension(given["dim"], len(x))
@@ -66,7 +70,7 @@ def _glu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("prelu")
-def _prelu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _prelu(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, (slope,) = w.of(given["self"]), w.of(given["weight"])
     if size(slope) > 1:
         unify(x[1], slope)
@@ -79,7 +83,7 @@ def _prelu(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("linear")
-def _linear(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _linear(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, (out, into) = w.of(given["input"]), w.of(given["weight"])
     unify(x[-1], into)
     if given.get("bias") is not None:
@@ -95,7 +99,7 @@ def _linear(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("conv1d conv2d conv3d")
-def _convolution(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _convolution(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, (out, into, *kernel) = w.of(given["input"]), w.of(given["weight"])
     channels, groups = x[-1 - len(kernel)], int(given.get("groups", 1))
     for term in (*kernel, *x[len(x) - len(kernel) :]):
@@ -116,7 +120,7 @@ def _convolution(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Label
 
 
 @rule("conv_transpose1d conv_transpose2d conv_transpose3d")
-def _transposed(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _transposed(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Here the inputs come first in the weight. Whole groups are born, if there are any."""
     x, (into, out, *kernel) = w.of(given["input"]), w.of(given["weight"])
     channels, groups = x[-1 - len(kernel)], int(given.get("groups", 1))
@@ -138,7 +142,7 @@ def _transposed(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
 
 
 @rule("_weight_norm")
-def _normed_weight(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _normed_weight(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """A direction with a length for each feature: zeros that new inputs bring do not change an old one's length."""
     direction, length = w.of(given["v"]), w.of(given["g"])
     dim = dimension(given.get("dim", 0), len(direction))
@@ -151,7 +155,7 @@ def _normed_weight(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Lab
 
 
 @rule("embedding")
-def _embedding(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _embedding(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     words, out = w.of(given["weight"])
     fix(words)
     w.writes(given["weight"], out, outs[0])
@@ -159,7 +163,7 @@ def _embedding(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]
 
 
 @rule("matmul mm bmm addmm baddbmm")
-def _matmul(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _matmul(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     pair = [given[k] for k in ("batch1", "mat1", "self") if k in given][:1]
     left, right = pair[0], given[next(k for k in ("batch2", "mat2", "other") if k in given)]
     a, b = w.of(left), w.of(right)
@@ -195,7 +199,7 @@ def _broadcast(a: Labels, b: Labels) -> list[Term]:
 
 
 @rule("scaled_dot_product_attention")
-def _attention(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _attention(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     q, k, v = (w.of(given[name]) for name in ("query", "key", "value"))
     unify(q[-1], k[-1])
     unify(k[-2], v[-2])
@@ -208,7 +212,7 @@ def _attention(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]
 
 
 @rule("einsum")
-def _einsum(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _einsum(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """A letter is one dimension wherever it stands; one that is summed over couples its features."""
     equation = str(given["equation"]).replace(" ", "")
     if "." in equation or "->" not in equation:
@@ -234,7 +238,7 @@ def _einsum(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("batch_norm instance_norm")
-def _batch_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _batch_norm(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["input"])
     for name in ("weight", "bias", "running_mean", "running_var"):
         if given.get(name) is not None:
@@ -248,7 +252,7 @@ def _batch_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
 
 
 @rule("layer_norm rms_norm")
-def _layer_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _layer_norm(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["input"])
     last = x[len(x) - len(given["normalized_shape"]) :]
     for name in ("weight", "bias"):
@@ -262,7 +266,7 @@ def _layer_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
 
 
 @rule("group_norm")
-def _group_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _group_norm(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, groups = w.of(given["input"]), int(given["num_groups"])
     within = size(x[1]) // groups
     if groups >= 4:
@@ -292,7 +296,7 @@ def _group_norm(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
     "_upsample_nearest_exact2d constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
     "replication_pad1d replication_pad2d replication_pad3d pad"
 )
-def _spatial(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _spatial(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Channels stay; positions change their number, and a dimension that does cannot grow."""
     x = w.of(given["self"] if "self" in given else given["input"])
     w.still(*(term for out in outs for term, n in zip(x, out.shape, strict=True) if size(term) != n))
@@ -303,7 +307,7 @@ def _spatial(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
     "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm argmax argmin "
     "median any all"
 )
-def _reduction(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _reduction(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     if isinstance(given.get("other"), Tensor):
         return _elementwise(w, given, outs)
     x = w.of(given["self"])
@@ -317,7 +321,7 @@ def _reduction(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]
 
 
 @rule("softmax log_softmax")
-def _softmax(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _softmax(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     w.couple([x[dimension(given["dim"], len(x))]])
     return [x]

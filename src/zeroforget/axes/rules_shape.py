@@ -1,4 +1,4 @@
-"""Operators that move features about: views, permutations, concatenation, cuts and look-ups."""
+"""Rules of operators that only move features about: views, permutations, concatenation, cuts and look-ups."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from zeroforget.axes.labels import Axis, Clash, Prod, Term, axes, cut, product, resolve, size, split, total, unify
-from zeroforget.axes.trace import Given, Labels, Watcher, dimension, rule
+from zeroforget.axes.trace import Arguments, Labels, Watcher, dimension, rule
 
 
 @rule("view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as")
-def _view(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _view(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Regroup factors in row-major order; a factor wider than what is asked for is split."""
     factors: list[Term] = []
     for term in w.of(given["self"]):
@@ -44,7 +44,7 @@ def _view(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("permute transpose t swapaxes swapdims movedim moveaxis numpy_T mT adjoint")
-def _permute(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _permute(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     order = list(range(len(x)))
     if outs[0].dim() == len(x) and not (given.keys() - {"self"}):  # .T, .mT
@@ -65,7 +65,7 @@ def _permute(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("squeeze")
-def _squeeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _squeeze(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     chosen = given.get("dim", range(len(x)))
     dims = {dimension(d, len(x)) for d in ([chosen] if isinstance(chosen, int) else chosen)}
@@ -74,14 +74,14 @@ def _squeeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("unsqueeze")
-def _unsqueeze(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _unsqueeze(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = list(w.of(given["self"]))
     x.insert(dimension(given["dim"], len(x) + 1), 1)
     return [tuple(x)]
 
 
 @rule("expand expand_as")
-def _expand(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _expand(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, shape = w.of(given["self"]), outs[0].shape
     old: list[Term] = [*[1] * (len(shape) - len(x)), *x]
     w.still(*(term for term, n in zip(old, shape, strict=True) if size(term) != n))
@@ -92,7 +92,7 @@ def _expand(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("cat concat concatenate")
-def _cat(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _cat(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     parts = [w.of(t) for t in given["tensors"] if t.shape != (0,)]
     dim = dimension(given.get("dim", 0), len(parts[0]))
     for other in parts[1:]:
@@ -104,7 +104,7 @@ def _cat(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("chunk split split_with_sizes tensor_split")
-def _split(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _split(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     dim = dimension(given.get("dim", 0), len(x))
     pieces = cut(x[dim], [o.shape[dim] for o in outs])
@@ -115,7 +115,7 @@ def _split(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("slice narrow")
-def _slice(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _slice(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     dim = dimension(given.get("dim", 0), len(x))
     n, taken, start = size(x[dim]), outs[0].shape[dim], given.get("start") or 0
@@ -133,7 +133,7 @@ def _slice(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("select unbind")
-def _select(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _select(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Things that are picked out by their place are not features of one kind: their number stays."""
     x = w.of(given["self"])
     dim = dimension(given.get("dim", 0), len(x))
@@ -142,7 +142,7 @@ def _select(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("stack")
-def _stack(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _stack(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     parts = [w.of(t) for t in given["tensors"]]
     for other in parts[1:]:
         for a, b in zip(parts[0], other, strict=True):
@@ -153,7 +153,7 @@ def _stack(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("repeat tile")
-def _repeat(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _repeat(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """All of a dimension again and again: (times, dimension)."""
     x, shape = w.of(given["self"]), outs[0].shape
     old: list[Term] = [*[1] * (len(shape) - len(x)), *x]
@@ -161,7 +161,7 @@ def _repeat(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("repeat_interleave")
-def _interleave(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _interleave(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, dim = w.of(given["self"]), given.get("dim")
     if dim is None or not isinstance(given.get("repeats"), int):
         raise Clash("a repetition of single elements")
@@ -170,7 +170,7 @@ def _interleave(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels
 
 
 @rule("roll flip cumsum cumprod sort argsort topk index_select gather take_along_dim tril triu unfold fft_fft")
-def _along(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _along(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """The places along some dimensions matter: features there cannot be added to, those elsewhere can."""
     x = w.of(given["self"])
     chosen = next((given[k] for k in ("dims", "dim", "dimension") if given.get(k) is not None), [-2, -1])
@@ -184,7 +184,7 @@ def _along(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("index _unsafe_index")
-def _index(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _index(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Some dimensions are looked up by tensors of places; the others move on."""
     x, places = w.of(given["self"]), list(given["indices"])
     w.looks_up(given["self"])
@@ -201,7 +201,7 @@ def _index(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
 
 
 @rule("pixel_shuffle")
-def _pixel_shuffle(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _pixel_shuffle(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, factor = w.of(given["self"]), int(given["upscale_factor"])
     channels = Axis(size(x[-3]) // factor**2)
     unify(x[-3], Prod((channels, factor**2)))
@@ -209,14 +209,14 @@ def _pixel_shuffle(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Lab
 
 
 @rule("pixel_unshuffle im2col")
-def _unfold(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _unfold(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x, channel = w.of(given["self"]), 1 if "kernel_size" in given else -3
     times = outs[0].shape[channel] // size(x[channel])
     return [(x[0], product([resolve(x[channel]), times]), *outs[0].shape[2:])]
 
 
 @rule("channel_shuffle native_channel_shuffle")
-def _channel_shuffle(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _channel_shuffle(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     lead, rest = split(x[1], int(given["groups"]))
     w.still(lead)  # a number that is written down
@@ -224,7 +224,7 @@ def _channel_shuffle(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[L
 
 
 @rule("col2im")
-def _fold(w: Watcher, given: Given, outs: list[Tensor]) -> Sequence[Labels]:
+def _fold(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])
     channels = Axis(outs[0].shape[1])
     unify(x[1], Prod((channels, size(x[1]) // size(channels))))

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zeroforget.axes.labels import Axis, Clash, Prod, Term, axes, fix, size, unify
-from zeroforget.axes.plain_modules import OWN, caches, is_layer, is_norm
+from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES, caches, is_layer, is_norm
 
 Labels = tuple[Term, ...]
-Given = dict[str, Any]
-Rule = Callable[["Watcher", Given, list[Tensor]], Sequence[Labels]]
+Arguments = dict[str, Any]
+"""An operator's arguments by name, those left out at their defaults."""
+Rule = Callable[["Watcher", Arguments, list[Tensor]], Sequence[Labels]]
 RULES: dict[str, Rule] = {}
-"""Operator → how its outputs' labels follow from its arguments; `rules.py` and `movement.py` fill it."""
+"""Operator → how its outputs' labels follow from its arguments; `rules_math.py` and `rules_shape.py` fill it."""
 
 
 def rule(operators: str) -> Callable[[Rule], Rule]:
@@ -329,7 +330,8 @@ def without_caches(net: nn.Module) -> Iterator[None]:
     """What modules remember of earlier inputs is put aside, and back again afterwards, as is all else they keep."""
     found = list(caches(net))
     kept = [dict(cache) for cache in found]
-    plain = [(vars(m), {name: v for name, v in vars(m).items() if name not in OWN}) for m in net.modules()]
+    states = [vars(module) for module in net.modules()]
+    plain = [(s, {name: v for name, v in s.items() if name not in MODULE_ATTRIBUTES}) for s in states]
     lists = [(v, list(v)) for _, values in plain for v in values.values() if isinstance(v, list)]
     for cache in found:
         cache.clear()
@@ -337,7 +339,7 @@ def without_caches(net: nn.Module) -> Iterator[None]:
         yield
     finally:
         for state, values in plain:
-            for name in [name for name in state if name not in OWN and name not in values]:
+            for name in [name for name in state if name not in MODULE_ATTRIBUTES and name not in values]:
                 del state[name]
             state.update(values)
         for items, before in lists:

@@ -14,14 +14,21 @@ from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.labels import births_of, label_size
-from zeroforget.axes.plain_modules import hollow, numbers, replace, replace_kept, set_tensor
-from zeroforget.growing import masks as _masks
+from zeroforget.axes.plain_modules import (
+    hollow,
+    laid_out,
+    layout_of,
+    remembered_sizes,
+    replace,
+    replace_kept,
+    set_tensor,
+)
 from zeroforget.growing import user_buffers as own
+from zeroforget.growing.births import states
 from zeroforget.growing.convert import live
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, as_growth, whole
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, ahead, bits, refresh, seal, tie, unseal
-from zeroforget.growing.layout import laid_out, layout_of
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.transaction import all_or_nothing
@@ -98,7 +105,7 @@ class GrowingNetwork(nn.Module):
     def masks(self, task: str | int) -> dict[str, Tensor]:
         """Axis → the ternary mask of a task: 0 masked, 1 forward only, 2 normal (`State` names them)."""
         number = self.number(task)
-        return {axis: _masks.states(births, number) for axis, births in self._births.items()}
+        return {axis: states(births, number) for axis, births in self._births.items()}
 
     def number(self, task: str | int) -> int:
         """A task's number, counted from 0."""
@@ -361,7 +368,7 @@ class GrowingNetwork(nn.Module):
             for (where, attribute), labels in self.axes.attributes.items()
             if where == path
         }
-        return numbers(module, shapes, told)
+        return remembered_sizes(module, shapes, told)
 
     def _resize(self, task: int) -> None:
         """Modules of the user's own remember the sizes of a task."""

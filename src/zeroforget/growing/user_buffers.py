@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zeroforget.axes.labels import Label, axis_names, births_of
-from zeroforget.axes.plain_modules import OWN
+from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, widen
 from zeroforget.growing.tensors import GrowingTensor
 
@@ -119,7 +119,7 @@ def let_go(body: nn.Module) -> None:
     """What modules keep of their last input (an attention map) stays, without its history: that cannot be copied."""
     for module in body.modules():
         for name, value in list(vars(module).items()):
-            if name not in OWN:
+            if name not in MODULE_ATTRIBUTES:
                 vars(module)[name] = _detached(value)
 
 

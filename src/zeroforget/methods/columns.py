@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.labels import births_of
-from zeroforget.axes.plain_modules import numbers
+from zeroforget.axes.plain_modules import remembered_sizes
 from zeroforget.operators.places import select
 
 _LAYERS: dict[Any, int] = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
@@ -176,6 +176,6 @@ def narrowed(net: nn.Module, axes: Axes, widths: Mapping[str, int]) -> nn.Module
             for (where, attribute), labels in axes.attributes.items()
             if where == path
         }
-        for attribute, value in numbers(module, shapes, told).items():
+        for attribute, value in remembered_sizes(module, shapes, told).items():
             setattr(module, attribute, value)
     return twin

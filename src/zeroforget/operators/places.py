@@ -1,7 +1,4 @@
-"""Births: for each feature the task it was born with, counted from 0. Everything else about forgetting follows.
-
-Task k uses exactly what is born at or before k; learning task t trains exactly what is born at t.
-"""
+"""Positions along a dimension of a tensor, and how to read and write there: a slice where that is possible."""
 
 from __future__ import annotations
 
@@ -10,14 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-
-
-def weight_births(*dims: Tensor) -> Tensor:
-    """The birth of each weight: the latest of the births along its dimensions (out, in, ...)."""
-    out = dims[0]
-    for births in dims[1:]:
-        out = torch.maximum(out.unsqueeze(-1), births)
-    return out
 
 
 @dataclass(frozen=True, eq=False)

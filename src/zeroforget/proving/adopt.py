@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.axes.find import CannotGrow
+from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.axes.trace import in_eval
-from zeroforget.growing.layout import plain_layout
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.grow import grow
 from zeroforget.proving.input_checks import check_given, taking, wavers

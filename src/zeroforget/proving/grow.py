@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes, CannotGrow
+from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.growing.growth import is_share, limits_of
-from zeroforget.growing.layout import plain_layout
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.input_checks import check_given, taking, unused
 from zeroforget.proving.prove import proven_axes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.axes.find import CannotGrow
-from zeroforget.axes.plain_modules import OWN
+from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
 from zeroforget.axes.trace import in_eval, without_caches
 
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
@@ -96,7 +96,7 @@ def refuse_uncopyable(net: nn.Module) -> None:
             raise CannotGrow("the network is wrapped by torch.compile: pass the plain one, and compile what is grown")
         _refuse_hooks(path, module)
         for name, value in vars(module).items():
-            if name in OWN or name == "_compiled_call_impl":  # which no copy takes over
+            if name in MODULE_ATTRIBUTES or name == "_compiled_call_impl":  # which no copy takes over
                 continue
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise CannotGrow(

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
-from zeroforget.axes.plain_modules import narrowed
+from zeroforget.axes.plain_modules import layout_of, narrowed, plain_layout
 from zeroforget.axes.trace import in_eval, without_caches
-from zeroforget.growing.layout import layout_of, plain_layout
 from zeroforget.proving.trial import ERRORS, Broke, Trial, Unlike
 
 Find = Callable[[nn.Module, Tensor], Axes]

@@ -1,4 +1,8 @@
-"""The paper's masks, all of them views of births: three states a feature, and the weights each equation selects."""
+"""Births: for each feature the task it was born with, counted from 0. Everything else about forgetting follows.
+
+Task k uses exactly what is born at or before k; learning task t trains exactly what is born at t. The paper's masks
+are views of that: three states a feature, and the weights that each equation selects.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ from enum import IntEnum
 
 import torch
 from torch import Tensor
-
-from zeroforget.operators.places import weight_births
 
 
 class State(IntEnum):
@@ -19,6 +21,14 @@ class State(IntEnum):
     """Born earlier: used, never changed."""
     NORMAL = 2
     """Born with this task: used and learned."""
+
+
+def weight_births(*dims: Tensor) -> Tensor:
+    """The birth of each weight: the latest of the births along its dimensions (out, in, ...)."""
+    out = dims[0]
+    for births in dims[1:]:
+        out = torch.maximum(out.unsqueeze(-1), births)
+    return out
 
 
 def states(births: Tensor, task: int) -> Tensor:
