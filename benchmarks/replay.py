@@ -2,8 +2,8 @@
 
 Whether stopping early would have decided as training every candidate to its end does, in how many epochs, and how much
 of what the search takes to be possible (`zeroforget.methods.growth_search`) came true: above 1, an assumption was
-broken. With `--out` all curves are written into one small file: validation accuracies as numbers of images, rates with
-how often they follow each other.
+broken. `results/search-closest.json` holds the twenty of 250 searches that came closest to that: validation accuracies
+as numbers of images, rates with how often they follow each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import ast
 import bisect
 import functools
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -41,14 +40,9 @@ class Course:
         pairs = zip(self.rates, self.right, strict=True)
         return [Epoch(n, rate, 0.0, 0.0, right / images, 0.0) for n, (rate, right) in enumerate(pairs)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        rates = [(rate, len(list(same))) for rate, same in itertools.groupby(self.rates)]
-        return {"rates": rates, "right": self.right, "kept": self.kept}
-
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Course:
-        """The inverse of `to_dict`."""
+        """From the small file's values."""
         rates = [rate for rate, count in values["rates"] for _ in range(count)]
         return Course(rates, values["right"], values["kept"])
 
@@ -105,13 +99,9 @@ class Candidates:
                     used.append((end - at.now) / (at.high - at.now))
         return max(used)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"about": self.about, "images": self.images, "courses": [course.to_dict() for course in self.courses]}
-
 
 def read(file: Path) -> list[Candidates]:
-    """All searches of a file: one of `benchmarks.search`, or one of ours."""
+    """All searches of a file: one of `benchmarks.search`, or the small one."""
     held = json.loads(file.read_text())
     if "searches" in held:
         return [
@@ -134,7 +124,6 @@ def main() -> None:
     """Replay them; a line for each file, one for all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, help="write all of them into this file")
     args = parser.parse_args()
     everything: list[Candidates] = []
     for file in args.files:
@@ -149,9 +138,6 @@ def main() -> None:
         print(f"{file}: {told(searches)}", flush=True)
     if len(args.files) > 1:
         print(f"all: {told(everything)}")
-    if args.out:
-        held = {"searches": [each.to_dict() for each in everything]}
-        args.out.write_text(json.dumps(held, separators=(",", ":")) + "\n")
 
 
 def told(searches: Sequence[Candidates]) -> str:

@@ -41,10 +41,10 @@ def test_a_rise_beyond_what_was_taken_to_be_possible_is_found() -> None:
     assert candidates(20).replay(0.5)[0]  # all are within such a margin, whatever they come to
 
 
-def test_what_is_written_is_read_again(
+def test_both_kinds_of_files_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From curves as `benchmarks.search` writes them to our own file: the same searches, the same lines."""
+    """Curves as `benchmarks.search` writes them and as the small file holds them: the same searches, the same lines."""
     curve = [(0.1, 2.0, 0.25), (0.1, 1.0, 0.5), (0.05, 1.5, 0.75)]
     row = {"seed": 3, "task": "a", "images": 4, "curves": [curve, curve[:2]]}
     facts = {"command": "python -m benchmarks.search", "commit": "abc", "date": "today", "args": {"regime": "{}"}}
@@ -56,8 +56,13 @@ def test_what_is_written_is_read_again(
         [Course([0.1, 0.1, 0.05], [1, 2, 3], [0, 1]), Course([0.1, 0.1], [1, 2], [0, 1])],
     )
     assert replay.read(first) == [expected]
+    courses = [
+        {"rates": [(0.1, 2), (0.05, 1)], "right": [1, 2, 3], "kept": [0, 1]},
+        {"rates": [(0.1, 2)], "right": [1, 2], "kept": [0, 1]},
+    ]
+    second.write_text(json.dumps({"searches": [{"about": expected.about, "images": 4, "courses": courses}]}))
     for file in (first, second):
-        monkeypatch.setattr(sys, "argv", ["replay", str(file), "--out", str(second)])
+        monkeypatch.setattr(sys, "argv", ["replay", str(file)])
         replay.main()
     assert replay.read(second) == [expected]
     said = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
