@@ -90,6 +90,22 @@ def test_the_pull_of_a_part_of_the_loss_is_a_part_of_the_pull() -> None:
     assert whole.abs().max() > 0
 
 
+def test_the_pull_is_the_formula_however_weights_lie_in_memory() -> None:
+    method = Ewc(nn.Sequential(nn.Conv2d(1, 6, 3), nn.Flatten()), helpers.EXAMPLE)
+    wanted = torch.zeros((), dtype=torch.float64)
+    for name, weight in method.weights().items():
+        method.importance[name].copy_(torch.rand_like(weight))
+        method.anchor[name].add_(torch.randn_like(weight))
+        wanted += (method.importance[name].double() * (weight - method.anchor[name]).detach().double().square()).sum()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        method.net.to(memory_format=layout)  # type: ignore[call-overload]
+        pull = method.pull(3.0)
+        torch.testing.assert_close(pull.detach().double(), 3.0 * wanted)
+        for name, weight in method.weights().items():
+            (force,) = torch.autograd.grad(pull, weight, retain_graph=True)
+            torch.testing.assert_close(force, 6.0 * method.importance[name] * (weight - method.anchor[name]).detach())
+
+
 def test_a_pull_beyond_all_measure_holds_and_does_not_explode() -> None:
     """Without its bound, gradient descent on this penalty swings out to infinity within a few steps."""
     first, second, _ = helpers.tasks()

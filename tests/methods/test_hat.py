@@ -15,7 +15,7 @@ from tests.methods.small_tasks import answers, example, learned, net, regime, re
 from zeroforget import nets
 from zeroforget.axes.labels import Concat, Named, Product
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.hat import Hat, compensation, gates_of
+from zeroforget.methods.hat import Hat, compensation, gates_of, least
 from zeroforget.training import Fit, Regime
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -219,8 +219,8 @@ def test_features_that_are_kept_get_no_gates_and_are_held_after_the_first_task()
     method.hold()
     method.before_step(0.5)
     held = method.held()
-    torch.testing.assert_close(held["4.bias"].share, torch.ones(16))
-    torch.testing.assert_close(held["9.weight"].share, method._used[8:, None].expand(32, 64))
+    torch.testing.assert_close(held["4.bias"], torch.ones(16))
+    torch.testing.assert_close(held["9.weight"], method._used[8:, None].expand(32, 64))
 
 
 def test_overhead_is_a_float_per_feature_and_task() -> None:
@@ -242,7 +242,7 @@ def test_weight_decay_pulls_neither_at_what_is_held_nor_at_the_gates(momentum: f
     method.hold()
     method._decay = 0.1
     method.clip = math.inf
-    held = {name: each.share for name, each in method.held().items()}
+    held = method.held()
     before = {name: p.detach().clone() for name, p in method.net.named_parameters()}
     gates = method.embeddings[-1].detach().clone()
     optimizer = torch.optim.SGD(method.trainable(), lr=0.5, momentum=momentum, weight_decay=0.1)
@@ -266,6 +266,42 @@ def test_a_bound_on_the_gradient_leaves_what_makes_up_for_decay_as_it_is() -> No
     method.after_backward()
     for parameter in method.net.parameters():
         torch.testing.assert_close(parameter.grad, -0.1 * parameter.detach())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("bound", "decay"), [(1e9, 0.0), (0.5, 0.1)])
+def test_a_held_step_is_the_formula_in_double_precision(
+    layout: torch.memory_format, bound: float, decay: float
+) -> None:
+    """scale · (1 − held) · g − decay · held · θ, where the scale bounds the norm of all that is free to move."""
+    method = two(clip=bound)
+    method.to(memory_format=layout)  # type: ignore[call-overload]
+    method.hold()
+    method._decay = decay
+    method.before_step(0.5)
+    method.loss(IMAGES, LABELS, 1).backward()
+    e, held = method.embeddings[1], {id(method.net.get_parameter(n)): h.double() for n, h in method.held().items()}
+    free = {}
+    for p in method.trainable():
+        g = cast(Tensor, p.grad).double()
+        factor = compensation(e.detach(), method.get_buffer("steepness"), method.smax).double() if p is e else 1.0
+        free[p] = g * factor * (1 - held.get(id(p), torch.zeros(())))
+    norm = torch.stack([g.norm() for g in free.values()]).norm()
+    assert (float(norm) > bound) == (decay > 0)
+    method.after_backward()
+    for p, g in free.items():
+        faded = decay * held.get(id(p), torch.tensor(float(p is e))) * p.detach().double()
+        torch.testing.assert_close(p.grad, (g * min(1.0, bound / float(norm)) - faded).float())
+
+
+def test_the_least_along_every_dimension() -> None:
+    like, sizes = torch.zeros(0), (4, 5, 3, 2)
+    along = [torch.rand(size) for size in sizes]
+    found = least(along, like)
+    assert found.shape == sizes
+    assert all(found[at] == min(a[i] for a, i in zip(along, at, strict=True)) for at in [(0, 0, 0, 0), (3, 4, 2, 1)])
+    assert torch.equal(least(along[:1], like), along[0])
+    assert torch.equal(least([], like), torch.ones(()))
 
 
 def test_what_old_tasks_need_of_all_features_does_not_fade_while_another_is_learned() -> None:

@@ -4,7 +4,7 @@ or on a CPU under Triton's interpreter (`test_interpreted.py`)."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import product
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.operators import passes
 from zeroforget.operators import reference as kernels
 from zeroforget.operators.places import Places
 from zeroforget.operators.recorded import Quick, rectified
@@ -343,63 +342,3 @@ def _plain_step(net: nn.Module, x: Tensor, by_kernels: bool) -> dict[str, Tensor
         patch.setattr(kernels, "on_gpu", lambda t: by_kernels and t.dtype != torch.float64)
         net(x).sin().sum().backward()
     return {"input": x.grad} | dict(net.named_buffers()) | {name: p.grad for name, p in net.named_parameters()}
-
-
-WEIGHTS = ((), (7,), (64,), (9, 5), (12, 16), (70, 130), (4, 5, 6), (8, 6, 3, 3), (16, 3, 3, 3), (70, 24, 3, 3), (0, 3))
-
-
-def compare_passes(device: str = "cpu", by_kernels: bool = True) -> None:
-    """Passes over weights of many shapes, those of images with their channels first and last, against the formulas in
-    double precision."""
-    torch.manual_seed(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "on_gpu", lambda t: by_kernels)
-        patch.setattr(passes, "LARGE", 100)
-        for layout in (torch.contiguous_format, torch.channels_last):
-            for mixed in (
-                layout,
-                torch.contiguous_format,
-            ):  # what is pulled may lie otherwise than what it is pulled to
-                layouts = (layout, mixed, mixed)
-                made = [_made(torch.randn, shape, each, device) for shape in WEIGHTS for each in layouts]
-                _compare_springs(made)
-            for bound, decay in ((1e9, 0.0), (1.0, 0.1)):
-                _compare_restraint(layout, device, bound, decay)
-        whole, apart = torch.ones(4, 6, 2, 2, device=device), torch.ones(4, 12, 2, 2, device=device)[:, ::2]
-        assert passes.on_gpu(whole, whole) == by_kernels
-        assert not passes.on_gpu(apart, apart), "gaps in memory are no place for a kernel"
-        assert not passes.on_gpu(whole, whole.contiguous(memory_format=torch.channels_last)), "nor are two orders"
-        assert not passes.on_gpu(whole.double(), whole.double()), "nor are numbers that it would shorten"
-
-
-def _made(draw: Callable[..., Tensor], shape: tuple[int, ...], layout: torch.memory_format, device: str) -> Tensor:
-    made = draw(shape, device=device)
-    return made.contiguous(memory_format=layout) if len(shape) == 4 else made
-
-
-def _compare_springs(tensors: list[Tensor]) -> None:
-    thetas, anchors, firm = tensors[::3], tensors[1::3], [t.abs() for t in tensors[2::3]]
-    forces, total = passes.spring(thetas, anchors, firm)
-    wanted = [k.double() * (t.double() - a.double()) for t, a, k in zip(thetas, anchors, firm, strict=True)]
-    energy = [(f * f / k.double()).sum() for f, k in zip(wanted, firm, strict=True)]
-    torch.testing.assert_close(total.double(), torch.stack(energy).sum(), rtol=1e-5, atol=0)
-    for found, force, theta in zip(forces, wanted, thetas, strict=True):
-        torch.testing.assert_close(found.double(), force, rtol=1e-5, atol=1e-6)
-        assert found.shape == theta.shape
-
-
-def _compare_restraint(layout: torch.memory_format, device: str, bound: float, decay: float) -> None:
-    gradients, wanted = [], []
-    for shape in WEIGHTS:
-        g, weight = (_made(torch.randn, shape, layout, device) for _ in range(2))
-        first, rest = torch.rand(shape[:1], device=device), torch.rand(shape[1:], device=device)
-        gradients.append((g, weight, passes.Held(first, rest)))
-        share = torch.minimum(first.double().reshape((*shape[:1], *(1,) * len(shape[1:]))), rest.double())
-        wanted.append(((1 - share) * g.double(), decay * share * weight.double()))
-    squares = torch.stack([free.square().sum() for free, _ in wanted]).sum()
-    found = passes.free_squares(gradients)
-    torch.testing.assert_close(found.double(), squares, rtol=1e-5, atol=0)
-    scale = (bound / found.sqrt()).clamp(max=1.0)
-    passes.restrain(gradients, scale, decay)
-    for (g, _, _), (free, faded) in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(g.double(), scale.double() * free - faded, rtol=1e-5, atol=1e-6)

@@ -22,7 +22,6 @@ WORK = {
     "pooling": "[compare_pooling(c, d) for c in (5, 16, 27) for d in (torch.float32, torch.bfloat16)]",
     "norms": "[compare_norms(r, c, d) for r, c in ((2, 5), (40, 70)) for d in (torch.float32, torch.bfloat16)]",
     "parts": "gpu._PROGRAMS = 2; compare_norms(300, 24, torch.float32); gpu._PROGRAMS = 528; drift()",
-    "weights": "compare_passes(), compare_methods()",
     "networks": "compare_networks(), compare_plain(), keep_room()",
     "narrow": "fused._LONG = 0; compare_networks()",
     "late": "compare_late(), forget_to_keep()",
@@ -31,7 +30,7 @@ WORK = {
 
 @pytest.mark.parametrize("work", WORK)
 def test_the_kernels_compute_what_their_twins_do(work: str) -> None:
-    script = "import torch; from tests.operators.kernel_twins import *; from tests.methods.kernel_steps import *; "
+    script = "import torch; from tests.operators.kernel_twins import *; "
     script += "from tests.operators.late_twins import *; " if work == "late" else ""
     script += f"from zeroforget.operators import fused, triton_layers as gpu; {WORK[work]}"
     environment = os.environ | {"TRITON_INTERPRET": "1"}

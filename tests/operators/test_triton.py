@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.methods.kernel_steps import compare_methods
 from tests.operators.kernel_twins import (
     NETWORKS,
     compare,
     compare_networks,
     compare_norms,
-    compare_passes,
     compare_plain,
     compare_pooling,
     drift,
@@ -67,13 +65,6 @@ def test_plain_networks_learn_by_the_kernels_what_they_learn_without() -> None:
     with tf32(False):
         compare_plain("cuda")
     drift("cuda")
-
-
-@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs Triton")
-def test_passes_over_weights_compute_what_the_formulas_say() -> None:
-    with tf32(False):
-        compare_passes("cuda")
-        compare_methods("cuda")
 
 
 def growing(name: str, shape: tuple[int, int, int], align: int = 1) -> GrowingNetwork:

@@ -17,7 +17,6 @@ from zeroforget.axes.labels import Concat, Label, Named, Product
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
-from zeroforget.operators.passes import Gradient, Held, free_squares, restrain
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 
@@ -87,7 +86,7 @@ class Hat(Method):
         self._decay = 0.0
         self._bound = clip
         self._one_step = False
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Tensor] = {}
         self.register_buffer("steepness", example.new_tensor(smax), persistent=False)
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -171,40 +170,24 @@ class Hat(Method):
         e = self.embeddings[-1]
         if e.grad is not None:
             e.grad *= compensation(e, self.get_buffer("steepness"), self.smax)  # eq. (4)
-        held = self._gradients()
-        mine = {id(weight) for _, weight, _ in held}
-        others = [p.grad for p in self.trainable() if p.grad is not None and id(p) not in mine]
-        norm = nn.utils.get_total_norm(others)
-        if held:
-            norm = (norm.square() + free_squares(held)).sqrt()
-        scale = (self._bound / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(others, scale)
+        held = [(self.net.get_parameter(name), share) for name, share in self._held.items()]
+        for weight, share in held:
+            if weight.grad is not None:
+                weight.grad *= 1 - share  # eq. (2)
+        nn.utils.clip_grad_norm_(self.trainable(), self._bound)
         # Weight decay comes with the optimizer's step and would pull at what is held, and at the gates: as much is
         # taken from their gradients beforehand, so that eq. (2) holds for the whole step.
-        restrain(held, scale, self._decay)
-        if self._decay and e.grad is not None:
-            e.grad.sub_(e, alpha=self._decay)
+        for weight, share in [*held, (e, torch.ones_like(e))] if self._decay else ():
+            if weight.grad is not None:
+                weight.grad.addcmul_(share, weight, value=-self._decay)
 
-    def _gradients(self) -> list[Gradient]:
-        """Those of what is held."""
-        weights = ((self.net.get_parameter(name), held) for name, held in self._held.items())
-        return [(weight.grad, weight, held) for weight, held in weights if weight.grad is not None]
-
-    def held(self) -> dict[str, Held]:
-        """How firmly each parameter is held: the least of what old tasks need of the features that it joins."""
+    def held(self) -> dict[str, Tensor]:
+        """How firmly each weight is held, from 0 to 1: the least of what old tasks need of the features it joins."""
         gates = self.by_axis(self._used)
         return {
-            name: self._firmly([gates_of(label, gates, self._used) for label in labels])
+            name: least([gates_of(label, gates, self._used) for label in labels], self._used)
             for name, labels in self.labels.items()
         }
-
-    def _firmly(self, along: Sequence[Tensor]) -> Held:
-        """From what is needed along each dimension."""
-        one = self._used.new_ones(())
-        rest = one
-        for dim, needed in enumerate(along[1:], 2):
-            rest = torch.minimum(rest, needed.view(-1, *(1,) * (len(along) - dim)))
-        return Held(along[0] if along else one, rest)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -298,3 +281,11 @@ def gates_of(label: Label, gates: Mapping[str, Tensor], like: Tensor) -> Tensor:
             for factor in factors[1:]:
                 out = (out[:, None] * gates_of(factor, gates, like)[None, :]).flatten()
             return out
+
+
+def least(along: Sequence[Tensor], like: Tensor) -> Tensor:
+    """For each place of a tensor the least of what its places along each dimension say; 1 without dimensions."""
+    out = like.new_ones(())
+    for values in along:
+        out = torch.minimum(out.unsqueeze(-1), values)
+    return out

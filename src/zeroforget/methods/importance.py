@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from zeroforget.axes.trace import in_eval
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits
-from zeroforget.operators import passes
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.seeding import generator
@@ -173,24 +171,6 @@ def _key(name: str) -> str:
     return name.replace(".", "/")  # a buffer's name may not hold a dot
 
 
-class _Springs(torch.autograd.Function):
-    """Σ k (θ − θ*)² over all θ. A network's weights may be most of a step's memory traffic: autograd would pass over
-    them twice as often."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> Tensor:
-        third = len(given) // 3
-        forces, total = passes.spring(given[:third], given[third : 2 * third], given[2 * third :])
-        ctx.save_for_backward(*forces)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        forces = ctx.saved_tensors
-        return (*torch._foreach_mul(forces, 2 * g), *[None] * (2 * len(forces)))
-
-
 class Anchored(Method):
     """Holds every parameter of the network to where the last task left it, as firmly as it mattered.
 
@@ -236,11 +216,10 @@ class Anchored(Method):
 
     def pull(self, strength: float) -> Tensor:
         """strength · Σ Ω (θ − θ*)²."""
-        weights = self.weights()
-        if not weights:
-            return self.get_buffer("example").new_zeros(())
-        held = [*(self.anchor[name] for name in weights), *(self.firmness(name, strength) for name in weights)]
-        total: Tensor = _Springs.apply(*weights.values(), *held)  # type: ignore[no-untyped-call]
+        total = self.get_buffer("example").new_zeros(())
+        for name, weight in self.weights().items():
+            away = weight - self.anchor[name]
+            total = total + torch.dot((self.firmness(name, strength) * away).flatten(), away.flatten())
         return total
 
     def consolidate(self, importance: Mapping[str, Tensor]) -> None:
