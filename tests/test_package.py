@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zeroforget"
 
 LAYERS = [
-    {"operators", "nets", "data", "_version"},
+    {"files", "_version"},
+    {"operators", "nets", "data"},
     {"axes"},
     {"growing"},
     {"proving"},

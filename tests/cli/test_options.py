@@ -28,7 +28,7 @@ from zeroforget.experiments import runner
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.store import Model, Options, adoption, open_model
 from zeroforget.store.assembly import Addition
-from zeroforget.store.lock import locked
+from zeroforget.store.writing import locked
 from zeroforget.training import Progress
 from zeroforget.training.log import Epoch
 

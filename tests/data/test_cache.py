@@ -22,8 +22,8 @@ from zeroforget.data import decode as decode_module
 from zeroforget.data.cache import decoded, fingerprint
 from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import decode, decode_all
-from zeroforget.data.locks import only_one
 from zeroforget.data.readers.folder import read_folder
+from zeroforget.files.locks import locked_if_possible
 
 
 @pytest.fixture
@@ -213,14 +213,14 @@ def test_an_interrupt_from_the_keyboard_does_not_reach_a_worker() -> None:
 
 
 def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with only_one(tmp_path / "lock") as alone:
+    with locked_if_possible(tmp_path / "lock") as alone:
         assert alone
 
     def without(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", without)
-    with only_one(tmp_path / "lock") as alone:
+    with locked_if_possible(tmp_path / "lock") as alone:
         assert not alone
 
 
@@ -257,7 +257,7 @@ def test_two_processes_at_once_share_one_entry(photos: Path, tmp_path: Path) -> 
 
 def test_without_locks_the_first_to_finish_wins(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without locks: another process finishes the same entry while this one is still at it."""
-    monkeypatch.setattr(cache, "only_one", lambda path: contextlib.nullcontext(False))
+    monkeypatch.setattr(cache, "locked_if_possible", lambda path: contextlib.nullcontext(False))
     listing, rounds = read_folder(photos), []
 
     def meanwhile(*told: object) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import SafetensorError
 
 from tests.experiments.helpers import results, write_toml
 from tests.experiments.test_runner import Interrupted, StopAt
@@ -167,7 +166,7 @@ def test_a_run_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_a_checkpoint_on_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(self: Checkpoint, tensors: object, facts: object) -> None:
-        raise SafetensorError('Error while serializing: I/O error: No space left on device (os error 28): "x"')
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Checkpoint, "save", save)
     experiment = Experiment.load(write_toml(tmp_path, tasks=2, epochs=1), methods=["finetuning"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.experiments.helpers import Pulled, three_digits, tiny_net, write_toml
 from zeroforget.experiments import disk, folder
@@ -43,6 +45,28 @@ def test_a_task_is_on_the_disk_before_it_has_its_name_and_then_the_name_is(
     assert synced[place.stat().st_ino][0] is False
     assert synced[tmp_path.stat().st_ino][0] is True
     assert [path.name for path in tmp_path.iterdir()] == ["000"]
+
+
+def test_a_checkpoint_that_the_disk_refuses_says_so_with_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that packs tensors says it in words alone."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    kept = Checkpoint(tmp_path / "phase.safetensors")
+    kept.save({"a": torch.ones(3)}, {"epoch": 1})
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError) as error:
+        kept.save({"a": torch.zeros(3)}, {"epoch": 2})
+    assert error.value.errno == errno.ENOSPC
+    assert (kept.load() or ({}, {}))[1] == {"epoch": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["phase.safetensors"]
 
 
 def test_a_checkpoint_that_is_cut_short_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

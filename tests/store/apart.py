@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from zeroforget.store import ModelError, open_model
-from zeroforget.store.lock import locked
+from zeroforget.store.writing import locked
 
 
 def start(what: str, folder: Path) -> subprocess.Popen[str]:

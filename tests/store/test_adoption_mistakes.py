@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from tests.store.helpers import tree
 from tests.store.test_adoption import OPTIONS, classifier, given
 from zeroforget.cli import app
-from zeroforget.store import ModelError, Options, Watch, files, open_model
+from zeroforget.files import atomic
+from zeroforget.store import ModelError, Options, Watch, open_model
 from zeroforget.store.adoption import Given, adopt, doubt
 
 Values = dict[str, Tensor]
@@ -164,14 +165,14 @@ def test_two_at_once_make_one_model(
     data: Path, tmp_path: Path, weights: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second has found nothing there at first, and waited for the lock."""
-    good, make = given(tmp_path / "good.safetensors"), files.make
+    good, make = given(tmp_path / "good.safetensors"), atomic.make_folder
 
     def slow(path: Path) -> None:
-        monkeypatch.setattr(files, "make", make)
+        monkeypatch.setattr(atomic, "make_folder", make)
         adopt(tmp_path / "m", data / "middle", "first", good, OPTIONS, Watch())
         make(path)
 
-    monkeypatch.setattr(files, "make", slow)
+    monkeypatch.setattr(atomic, "make_folder", slow)
     with pytest.raises(ModelError, match="there already"):
         adopt(tmp_path / "m", data / "middle", "second", good, replace(OPTIONS, seed=1), Watch())
     assert [task.name for task in open_model(tmp_path / "m").tasks] == ["first"]

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.store.helpers import QUICK, learn_more, tree
-from zeroforget.store import Model, ModelError, files, open_model
-from zeroforget.store.folder import TRAINING
+from zeroforget.files import atomic
+from zeroforget.store import Model, ModelError, open_model
+from zeroforget.store.folder import TRAINING, place
 
 Step = tuple[str, str]
 FILES = ("born.safetensors", "probe.safetensors", "spread.safetensors", "task.json")
@@ -73,8 +74,8 @@ def test_a_first_task_lasts_before_it_has_a_name(data: Path, tmp_path: Path) -> 
 
 def test_new_folders_last_where_they_stand(tmp_path: Path) -> None:
     with journal(tmp_path) as steps:
-        files.make(tmp_path / "new" / "deep" / "m")
-        files.make(tmp_path / "new" / "deep" / "m")
+        atomic.make_folder(tmp_path / "new" / "deep" / "m")
+        atomic.make_folder(tmp_path / "new" / "deep" / "m")
     assert sorted(steps) == [("fsync", "."), ("fsync", "new"), ("fsync", "new/deep")]
 
 
@@ -101,7 +102,7 @@ def test_a_task_taken_back_leaves_at_once_and_wholly(model: Model) -> None:
     with journal(model.path) as steps:
         model.undo()
     where = [("fsync", "tasks"), ("fsync", ".")]
-    assert steps == [("create", ".lock"), ("rename", "tasks/002-middle > .undone-002-middle"), *where]
+    assert steps == [("rename", "tasks/002-middle > .undone-002-middle"), *where]
     assert sorted(entry.name for entry in model.path.iterdir()) == [".lock", "model.json", "tasks"]
 
 
@@ -118,17 +119,17 @@ def test_a_file_is_written_whole_though_the_system_takes_it_in_parts(
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, content: write(handle, content[:7]))
-    files.write(tmp_path / "new", bytes(range(100)))
+    atomic.write_new(tmp_path / "new", bytes(range(100)))
     assert (tmp_path / "new").read_bytes() == bytes(range(100))
 
 
 def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"mine")
     with pytest.raises(FileExistsError):
-        files.write(tmp_path / "old", b"other")
+        atomic.write_new(tmp_path / "old", b"other")
     (tmp_path / "new").write_bytes(b"other")
     with pytest.raises(ModelError, match="is there already; it was left as it is"):
-        files.place(tmp_path / "new", tmp_path / "old")
+        place(tmp_path / "new", tmp_path / "old")
     assert (tmp_path / "old").read_bytes() == b"mine"
 
 
@@ -139,7 +140,7 @@ def test_a_failure_before_the_name_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     before = tree(model.path)
-    monkeypatch.setattr(files, "place", refuse)
+    monkeypatch.setattr(atomic, "place", refuse)
     with pytest.raises(ModelError, match="the disk is full"):
         learn_more(model, data, "high", epochs=1)
     assert tree(model.path) == before

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.store.helpers import learn_more, tree
+from zeroforget.files.json_fields import sealed
 from zeroforget.store import Damaged, Model, ModelError, open_model
-from zeroforget.store.fields import sealed
 from zeroforget.store.folder import Folder
 from zeroforget.store.verify import verify
 

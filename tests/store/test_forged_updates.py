@@ -11,8 +11,9 @@ import pytest
 from safetensors.torch import load_file, save
 
 from tests.store.helpers import tree
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import sealed
 from zeroforget.store import Damaged, Model, ModelError, open_model
-from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.folder import BORN, PROBE, SPREAD
 from zeroforget.store.update import _FILES, MAGIC
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import sealed
 from zeroforget.store import ModelError, open_model
-from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.folder import Folder
 from zeroforget.store.options import Watch
 from zeroforget.store.update import MAGIC, receive

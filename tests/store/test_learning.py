@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 
 from tests.store.helpers import LATER, QUICK, learn_more, learned, tree, write_digits
 from zeroforget import nets
+from zeroforget.files import atomic
 from zeroforget.proving.grow import grow
-from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, files, open_model
+from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, open_model
 from zeroforget.store.assembly import Addition
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.names import task_name
@@ -274,7 +275,7 @@ def test_where_nothing_may_be_written_no_model_is_spoken_of_that_is_not_there(
     def read_only(*_: object, **__: object) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("zeroforget.store.files.make", read_only)
+    monkeypatch.setattr("zeroforget.files.atomic.make_folder", read_only)
     with pytest.raises(ModelError, match=r"^no model can be made in \S+: it is on a read-only file system$"):
         open_model(tmp_path / "m").learn(data / "low", "low", **QUICK)
     with pytest.raises(ModelError, match=r"^\S+ cannot be changed: .* still work\. The model is as it was$"):
@@ -393,13 +394,13 @@ def test_a_training_that_diverges_advises_a_lower_rate_and_leaves_no_folder(tmp_
 
 def test_a_model_made_meanwhile_for_other_pictures(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has found nothing there at first, and waited for the lock."""
-    make, said = files.make, list[str]()
+    make, said = atomic.make_folder, list[str]()
 
     def slow(path: Path) -> None:
-        monkeypatch.setattr(files, "make", make)
+        monkeypatch.setattr(atomic, "make_folder", make)
         open_model(path).learn(data / "low", "low", **(QUICK | {"epochs": 1}))
 
-    monkeypatch.setattr(files, "make", slow)
+    monkeypatch.setattr(atomic, "make_folder", slow)
     model = open_model(tmp_path / "m")
     model.learn(data / "high", "high", epochs=1, watch=Watch(say=said.append))
     assert model.shape == (1, 8, 8)

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from tests.store.helpers import LATER
 from zeroforget.cli import app
+from zeroforget.files.json_fields import sealed, unsealed
 from zeroforget.nets import libraries
 from zeroforget.store import Model, ModelError, Options, Watch, open_model
 from zeroforget.store.adoption import Given, adopt
 from zeroforget.store.errors import Damaged
-from zeroforget.store.fields import sealed, unsealed
 from zeroforget.store.network import empty_network
 from zeroforget.store.schema import ModelFacts
 

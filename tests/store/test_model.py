@@ -23,7 +23,7 @@ from tests.store import apart
 from tests.store.helpers import LATER, QUICK, learn_more, tree
 from zeroforget.store import Locked, Model, ModelError, Unreadable, Watch, open_model
 from zeroforget.store import model as model_module
-from zeroforget.store.lock import locked
+from zeroforget.store.writing import locked
 
 
 def test_predictions_are_the_dense_networks(trained: Path, data: Path) -> None:

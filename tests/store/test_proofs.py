@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from tests.store.helpers import learn_more, tree
-from zeroforget.store import Damaged, Model, ModelError, files
-from zeroforget.store.fields import sealed, sha256
+from zeroforget.files import atomic
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import sealed
+from zeroforget.store import Damaged, Model, ModelError
 from zeroforget.store.folder import BORN, PROBE, Folder
 from zeroforget.store.network import TOLERANCE, probe_logits
 from zeroforget.store.verify import Report, verify
@@ -137,12 +139,12 @@ def test_nothing_is_learned_onto_a_task_that_is_not_what_it_was(model: Model, da
 
 
 def test_what_the_disk_does_not_give_back_is_no_task(model: Model, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, before = files.write, tree(model.path)
+    write, before = atomic.write_new, tree(model.path)
 
     def spoiled(path: Path, content: bytes) -> None:
         write(path, content[:-1] + bytes([content[-1] ^ 1]) if path.name == BORN else content)
 
-    monkeypatch.setattr(files, "write", spoiled)
+    monkeypatch.setattr(atomic, "write_new", spoiled)
     with pytest.raises(Damaged, match="sha256 differs"):
         learn_more(model, data, "high", epochs=1)
     assert tree(model.path) == before

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from tests.store.helpers import QUICK, learn_more, tree
+from zeroforget.files import atomic
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import sealed
 from zeroforget.proving.grow import grow
-from zeroforget.store import Model, ModelError, files, open_model, update
-from zeroforget.store.fields import sealed, sha256
+from zeroforget.store import Model, ModelError, open_model, update
 from zeroforget.store.network import example, plain_network
 from zeroforget.store.schema import Backbone
 from zeroforget.store.tensors import expected
@@ -202,7 +204,7 @@ def test_a_place_where_nothing_may_be_written_is_told(
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     model = open_model(trained)
-    monkeypatch.setattr(files, "write", read_only)
+    monkeypatch.setattr(atomic, "write_new", read_only)
     monkeypatch.setattr(Path, "unlink", read_only)
     with pytest.raises(
         ModelError, match=r"u\.zfu could not be written: that is a read-only file system; write it else"

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save
 
 from tests.store.helpers import learn_more, tree
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import sealed
 from zeroforget.store import Damaged, Model, ModelError, Newer, open_model
-from zeroforget.store.fields import sealed, sha256
 from zeroforget.store.folder import Folder
 from zeroforget.store.verify import verify
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from zeroforget.files import paths
+
 if TYPE_CHECKING:
     from zeroforget.store import Options
 
@@ -32,11 +34,7 @@ def as_path(text: str) -> Path:
 
     Of a ValueError typer would make a box; this is one line, as all other mistakes are.
     """
-    if text == "":
-        from zeroforget.data.paths import EMPTY  # with torch, for which nobody else should wait
-
-        raise OSError(EMPTY)
-    return Path(text)
+    return paths.as_path(text, OSError)
 
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.", parser=as_path)]

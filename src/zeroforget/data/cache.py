@@ -20,8 +20,9 @@ from torch import Tensor
 
 from zeroforget.data.collection import DataError, Listing, Progress, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
-from zeroforget.data.locks import only_one
 from zeroforget.data.places import cache_folder
+from zeroforget.files.atomic import place, sync_file
+from zeroforget.files.locks import locked_if_possible
 
 FORMAT = 1
 SINCE_PLAIN = 3
@@ -42,7 +43,7 @@ def decoded(
     entry = folder / f"{name}-{fingerprint(listing, treatment, official=official)}"
     if not entry.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with only_one(folder / f"{entry.name}.lock") as alone:
+        with locked_if_possible(folder / f"{entry.name}.lock") as alone:
             if alone:
                 _clear(entry)
             if not entry.is_dir():
@@ -95,10 +96,9 @@ def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progr
         about |= {"images": shape[0], "size": shape[-1]}
         (aside / "about.json").write_text(json.dumps(about) + "\n")
         aside.chmod(0o755)
-        with (aside / "images.npy").open("rb+") as file:
-            os.fsync(file.fileno())
+        sync_file(aside / "images.npy")
         try:
-            aside.rename(entry)
+            place(aside, entry)
         except OSError:
             if not entry.is_dir():  # another process, where locks do not reach, was first
                 raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import shutil
@@ -14,8 +13,10 @@ from pathlib import Path
 
 from zeroforget.data.collection import DataError, Progress
 from zeroforget.data.extract import unpack, unpack_nested
-from zeroforget.data.locks import only_one
 from zeroforget.data.sources import Archive, Source
+from zeroforget.files.atomic import replace
+from zeroforget.files.hashes import hash_of_file
+from zeroforget.files.locks import locked_if_possible
 
 ATTEMPTS = 5
 PAUSE_S = 1.0
@@ -29,7 +30,7 @@ def download(entry: Source, root: Path, progress: Progress | None = None, keep: 
     fetched are deleted once unpacked unless `keep`. What an earlier call finished is not done again."""
     folder = root / entry.folders[0].partition("/")[0]
     folder.mkdir(parents=True, exist_ok=True)
-    with only_one(root / f".{entry.name}.lock") as alone:
+    with locked_if_possible(root / f".{entry.name}.lock") as alone:
         if alone:  # what a killed process left half unpacked
             for left in (*folder.glob(".unpacking-*"), *folder.glob("*/.unpacking-*")):
                 shutil.rmtree(left, ignore_errors=True)
@@ -86,7 +87,7 @@ def fetch(urls: Sequence[str], path: Path, checksum: str | None, progress: Progr
         raise
     finally:
         _tag(part).unlink(missing_ok=True)
-    part.replace(path)
+    replace(part, path)
 
 
 def _persist(url: str, part: Path, progress: Progress | None) -> None:
@@ -153,15 +154,12 @@ def _tag(part: Path) -> Path:
 def verify(path: Path, checksum: str, progress: Progress | None = None) -> None:
     """Compare a file with a checksum written as `md5:...`, `sha1:...` or `sha256:...`."""
     algorithm, _, expected = checksum.partition(":")
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    total, done = path.stat().st_size, 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK * 16):
-            digest.update(block)
-            done += len(block)
-            if progress:
-                progress(f"verifying {path.name.removesuffix('.part')}", done, total)
-    if digest.hexdigest() != expected:
-        raise DataError(
-            f"{path} is damaged: its {algorithm} is {digest.hexdigest()}, not {expected}; delete it and download again"
-        )
+    total = path.stat().st_size
+
+    def told(done: int) -> None:
+        if progress:
+            progress(f"verifying {path.name.removesuffix('.part')}", done, total)
+
+    found = hash_of_file(path, algorithm, told)
+    if found != expected:
+        raise DataError(f"{path} is damaged: its {algorithm} is {found}, not {expected}; delete it and download again")

@@ -10,10 +10,10 @@ import torch
 
 from zeroforget.data.cache import decoded
 from zeroforget.data.collection import Collection, DataError, Listing, Progress, Treatment
-from zeroforget.data.paths import as_path
 from zeroforget.data.places import data_roots
 from zeroforget.data.readers.folder import check_parts, read_folder
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
+from zeroforget.files.paths import as_path
 
 Root = str | PathLike[str] | None
 

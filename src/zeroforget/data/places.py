@@ -6,7 +6,7 @@ import os
 from os import PathLike
 from pathlib import Path
 
-from zeroforget.data.paths import as_path
+from zeroforget.files.paths import as_path
 
 DATA_VARIABLE = "ZEROFORGET_DATA"
 CACHE_VARIABLE = "ZEROFORGET_CACHE"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zeroforget.data.paths import in_the_way
+from zeroforget.files.atomic import write_bytes
+from zeroforget.files.paths import in_the_way
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -42,19 +42,8 @@ def write_text(path: Path, text: str) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the name of a file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with room_for(path), aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            error.filename = str(path)  # what was asked for, not the name aside
-        with suppress(OSError):
-            aside.unlink()
-        raise
+    with room_for(path):
+        write_bytes(path, text.encode())
 
 
 def check_output(path: Path, what: str, is_one: Callable[[Path], bool]) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -24,10 +22,9 @@ from zeroforget._version import __version__
 from zeroforget.experiments.data_facts import changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
+from zeroforget.files import locks
 from zeroforget.methods import registry
 
-PATIENCE = 100
-"""How many hundredths of a second a process may take to write its number into the lock it has."""
 _AGAIN = "delete the run's folder and start it again"
 
 
@@ -54,16 +51,13 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes out. The system drops the lock with the process, however that ends."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a+") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                stack.enter_context(locks.locked(self.path / ".lock", locks.this_process(), wait=0.0))
+            except locks.Held as error:
                 raise Busy(
-                    f"{self.path} is being worked on by {_owner(file)}; wait for it, or choose another --out"
+                    f"{self.path} is being worked on by {error.holder}; wait for it, or choose another --out"
                 ) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
             yield
 
     def begun(self) -> bool:
@@ -133,16 +127,6 @@ class RunFolder:
     def learning(self, index: int) -> Path:
         """Where a task that is being learned keeps its checkpoints."""
         return self.path / "learning" / f"{index:03d}"
-
-
-def _owner(lock: TextIO) -> str:
-    """Who holds the lock. It was taken a moment before its owner wrote its number there."""
-    for _ in range(PATIENCE):
-        lock.seek(0)
-        if number := lock.read().strip():
-            return f"process {number}"
-        time.sleep(0.01)
-    return "another process"
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

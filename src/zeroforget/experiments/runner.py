@@ -4,7 +4,6 @@ most and changes not one bit of the results."""
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 import shutil
@@ -198,12 +197,10 @@ def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario],
 
 @contextmanager
 def _checkpoints(folder: RunFolder) -> Iterator[None]:
-    """Inside, a checkpoint that cannot be written or read is an error that says where and what to do."""
+    """Inside, a checkpoint that cannot be read is an error that says where and what to do."""
     try:
         yield
     except SafetensorError as error:
-        if "os error 28" in str(error):
-            raise OSError(errno.ENOSPC, "No space left on device") from error
         remedy = "delete that folder and start it again: the task begins anew"
         raise damaged(folder.path / "learning", str(error), remedy) from error
 

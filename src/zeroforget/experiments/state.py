@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.disk import damaged, read_json, write_json
+from zeroforget.files.atomic import place
 from zeroforget.methods import Method
 from zeroforget.training.checkpoint import Checkpoint
 
@@ -42,9 +42,7 @@ def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
     aside.mkdir(parents=True)
     Checkpoint(aside / TENSORS).save(dict(method.state_dict()), {})
     write_json(aside / RECORD, record | {"structure": method.structure()})
-    sync(aside)
-    aside.rename(folder)
-    sync(folder.parent)
+    place(aside, folder)
 
 
 def load_record(folder: Path, needed: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
@@ -92,12 +90,3 @@ def load_tensors(method: Method, saved: dict[str, torch.Tensor], where: str, adv
             )
     for name, tensor in own.items():
         tensor.copy_(saved[name])
-
-
-def sync(folder: Path) -> None:
-    """Make renames in this folder last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

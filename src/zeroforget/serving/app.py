@@ -25,7 +25,7 @@ from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import TaskFacts, Unreadable
 from zeroforget.store.errors import TooManyPixels
-from zeroforget.store.files import as_path
+from zeroforget.store.folder import as_path
 from zeroforget.store.names import kept_name
 
 PATHS = ("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json")

@@ -14,16 +14,15 @@ from torch import nn
 
 from zeroforget._version import __version__
 from zeroforget.axes.find import CannotGrow
+from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import libraries
 from zeroforget.proving.adopt import split_head
 from zeroforget.proving.grow import grow
 from zeroforget.proving.trial_networks import in_service
-from zeroforget.store.change import changing
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
-from zeroforget.store.fields import sha256
 from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, _backbone, _Learning, now
 from zeroforget.store.names import composed, task_name
@@ -32,6 +31,7 @@ from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
 from zeroforget.store.schema import Backbone, ModelFacts, TaskFacts
 from zeroforget.store.weights import few
+from zeroforget.store.writing import changing
 from zeroforget.training import FitLog
 
 __all__ = ["Given", "adopt", "doubt"]

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from zeroforget.files.hashes import sha256
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
-from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, Chain, Folder
 from zeroforget.store.network import assemble
 from zeroforget.store.pictures import Lesson

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from zeroforget.files.json_fields import FieldError
+
 
 class ModelError(ValueError):
     """A model cannot be used as asked."""
@@ -11,11 +16,20 @@ class Damaged(ModelError):
     """A file of a model is not the one that was written."""
 
     def __init__(self, where: object, why: str) -> None:
-        self.why = why
+        self.why, self.found = why, f"{where} is damaged: {why}"
         super().__init__(
-            f"{where} is damaged: {why}. Put back the file from a copy of this model; if it belongs to the newest "
+            f"{self.found}. Put back the file from a copy of this model; if it belongs to the newest "
             "task, 'zeroforget undo' takes that task back. Nothing was changed"
         )
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """Inside, a file or a field that is not what it should be is damage to a model."""
+    try:
+        yield
+    except FieldError as error:
+        raise Damaged(error.where, error.why) from None
 
 
 class Newer(ModelError):

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from zeroforget.store import files
+from zeroforget.files import atomic
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import PROBE
-from zeroforget.store.output import check_output, output
 from zeroforget.store.schema import Preprocessing, TaskFacts
+from zeroforget.store.writing import check_output, output
 
 if TYPE_CHECKING:
     from zeroforget.store.model import Model
@@ -105,7 +105,7 @@ def _program(model: Model, task: TaskFacts) -> torch.export.ExportedProgram:
 def _torch(model: Model, task: TaskFacts, out: Path) -> None:
     content = io.BytesIO()  # where its own writing of a file meets a full disk, it ends the process
     torch.export.save(_program(model, task), content, extra_files={_ABOUT: json.dumps(_about(model, task))})
-    files.write(out, content.getvalue())
+    atomic.write_new(out, content.getvalue())
     with out.open("rb") as written:
         again = torch.export.load(io.BytesIO(written.read())).module()
     _check(model, task, again)
@@ -115,7 +115,7 @@ def _onnx(model: Model, task: TaskFacts, out: Path) -> None:
     _, runtime = _libraries()
     proto = _proto(model, task)
     _describe(proto, _about(model, task))
-    files.write(out, proto.SerializeToString())
+    atomic.write_new(out, proto.SerializeToString())
     session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
     _check(model, task, functools.partial(_run, session))
 
@@ -196,7 +196,7 @@ def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
     proto = helper.make_model(branch, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     _describe(proto, {"tasks": [_about(model, task) for task in tasks]})
     onnx.checker.check_model(proto)
-    files.write(out, proto.SerializeToString())
+    atomic.write_new(out, proto.SerializeToString())
     session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
     for index, task in enumerate(tasks):
         number = torch.tensor(index).numpy()

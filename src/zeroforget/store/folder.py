@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -14,16 +15,25 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
-from zeroforget.store import files
+from zeroforget.files import atomic, paths
+from zeroforget.files.hashes import sha256
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.fields import read_bytes, read_sealed, sha256
 from zeroforget.store.names import composed, kept_name
-from zeroforget.store.schema import FileFacts, ModelFacts, TaskFacts
+from zeroforget.store.schema import FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
 TASK, MODEL = "task.json", "model.json"
-TRAINING = ".training"
+TRAINING, LOCK = ".training", ".lock"
+ASIDE = ".aside-"
+"""How folders begin that are being written; they are nothing until they are renamed."""
+UNDONE = ".undone-"
+"""How folders begin that are being removed."""
 _ENTRY = re.compile(r"(\d{3,6})-(.+)")
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """A path as it was given, unless it is empty."""
+    return paths.as_path(path, ModelError)
 
 
 @dataclass(frozen=True)
@@ -181,15 +191,20 @@ class Folder:
                     "or holds a model"
                 )
 
+    def clear(self) -> None:
+        """Remove what a process left that was stopped while it wrote or removed."""
+        for left in [*self.path.glob(f"{ASIDE}*"), *self.path.glob(f"{UNDONE}*")]:
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
     def create(self, content: bytes) -> None:
         """Write model.json."""
-        aside = self.path / f"{files.ASIDE}{MODEL}"
-        files.write(aside, content)
-        files.place(aside, self.path / MODEL)
+        aside = self.path / f"{ASIDE}{MODEL}"
+        atomic.write_new(aside, content)
+        place(aside, self.path / MODEL)
 
     def aside(self, name: str) -> Path:
         """A fresh folder to write a task into."""
-        path = self.path / f"{files.ASIDE}{name}"
+        path = self.path / f"{ASIDE}{name}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         return path
@@ -198,13 +213,13 @@ class Folder:
     def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> FileFacts:
         """Write a tensor file and tell what it is."""
         content = pack_tensors(dict(tensors))
-        files.write(folder / name, content)
+        atomic.write_new(folder / name, content)
         return FileFacts(len(content), sha256(content))
 
     def commit(self, aside: Path, folder: str) -> None:
         """Make a finished folder the newest task."""
-        files.make(self.tasks)
-        files.place(aside, self.tasks / folder)
+        atomic.make_folder(self.tasks)
+        place(aside, self.tasks / folder)
 
     def undo(self) -> str:
         """Take the newest task's folder away. Whatever state it is in: this is also the way out of damage."""
@@ -212,11 +227,11 @@ class Folder:
         if called is None:
             raise ModelError(f"{self.path} has no task to take back")
         name = self.entries()[-1][1]
-        away = self.path / f"{files.UNDONE}{name}"
+        away = self.path / f"{UNDONE}{name}"
         shutil.rmtree(away, ignore_errors=True)
         (self.tasks / name).rename(away)
-        files.sync(self.tasks)
-        files.sync(self.path)
+        atomic.sync_folder(self.tasks)
+        atomic.sync_folder(self.path)
         shutil.rmtree(away, ignore_errors=True)
         return called
 
@@ -244,3 +259,16 @@ class Folder:
             values, own = read_sealed(where)
             return TaskFacts.from_json(values, where, own)
         return None
+
+
+def place(aside: Path, final: Path) -> None:
+    """The one step that changes a model: a finished folder or file gets its name."""
+    try:
+        atomic.place(aside, final)
+    except FileExistsError as error:
+        raise ModelError(str(error)) from error
+    except atomic.Unconfirmed as error:
+        raise ModelError(
+            f"{final} is written, but the disk did not confirm it ({error.strerror}); verify the model before you rely "
+            "on it"
+        ) from error

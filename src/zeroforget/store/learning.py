@@ -16,17 +16,16 @@ from torch import nn
 
 from zeroforget import nets
 from zeroforget._version import __version__
+from zeroforget.files import atomic
+from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import Method, TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.proving.grow import grow
-from zeroforget.store import files
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
-from zeroforget.store.change import changing
 from zeroforget.store.errors import ModelError
-from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
 from zeroforget.store.images import Shape
 from zeroforget.store.names import folder_name, task_name
@@ -42,6 +41,7 @@ from zeroforget.store.options import Options, Watch, default_network
 from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.tensors import born
+from zeroforget.store.writing import changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.seeding import seeded
 
@@ -221,14 +221,12 @@ class _Learning:
                 self.watch.say(f"an interrupted training is given up: {other}")
             shutil.rmtree(training, ignore_errors=True)
             training.mkdir()
-            files.write(training / "plan", json.dumps(plan).encode())
+            atomic.write_new(training / "plan", json.dumps(plan).encode())
         elif any(training.glob("phase-*")):
             self.watch.say("going on with the training that was interrupted")
         try:
             return self._fit(grower, training)
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-            if "I/O" in str(error) or "No space" in str(error):
-                raise OSError(28, f"a checkpoint could not be written ({error})") from error
             shutil.rmtree(training, ignore_errors=True)
             raise ModelError(
                 f"what was kept of an interrupted training is damaged ({error}) and was removed; learn again to start "
@@ -296,7 +294,7 @@ class _Learning:
         )
         facts = self._measure(prove(folder, chain, [(facts, aside)])[-1], facts, aside)
         content = text_of(facts, folder.task(facts) / TASK)
-        files.write(aside / TASK, content)
+        atomic.write_new(aside / TASK, content)
         if not folder.exists():
             folder.create(self.content)
         folder.commit(aside, facts.folder)

@@ -16,20 +16,19 @@ from torch import Tensor, nn
 
 from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.store import files
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
-from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder
+from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder, as_path
 from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
-from zeroforget.store.lock import locked
 from zeroforget.store.names import kept_name
-from zeroforget.store.network import command, preparation
+from zeroforget.store.network import preparation
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.schema import Backbone, TaskFacts
 from zeroforget.store.update import receive, ship
 from zeroforget.store.verify import Report, verify
+from zeroforget.store.writing import locked, told
 
 BATCH = 64
 CHUNK = 512
@@ -140,7 +139,7 @@ class Model:
     """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = files.as_path(path)
+        self.path = as_path(path)
         self.folder = Folder(self.path)
         self._state: _State | None = None
         self.refresh()
@@ -297,7 +296,7 @@ class Model:
         """Prove that nothing has moved; with `data` (task → folder of class folders) also measure accuracy there."""
         if data is not None and not isinstance(data, Mapping):
             raise ModelError("data names a folder for each task to measure: verify({'birds': 'photos/birds'})")
-        return verify(self.folder, {name: files.as_path(at) for name, at in (data or {}).items()})
+        return verify(self.folder, {name: as_path(at) for name, at in (data or {}).items()})
 
     # Change ----------------------------------------------------------------------------------------------------
 
@@ -311,7 +310,7 @@ class Model:
         **more: Any,
     ) -> TaskFacts:
         """Learn a task from a folder of class folders. `more` are fields of `Options`, instead of `options`."""
-        facts = learn(self.path, files.as_path(pictures), task, options or Options.of(**more), watch or Watch())
+        facts = learn(self.path, as_path(pictures), task, options or Options.of(**more), watch or Watch())
         self.refresh()
         return facts
 
@@ -320,15 +319,15 @@ class Model:
         `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2."""
         from zeroforget.store.export import export
 
-        return export(self, files.as_path(out), task, form)
+        return export(self, as_path(out), task, form)
 
     def ship(self, out: str | os.PathLike[str], since: str | int | None = None) -> tuple[TaskFacts, ...]:
         """Write what was born after a task (without one: the whole model) to one file."""
-        return self._reading(lambda state: ship(state.folder, files.as_path(out), since))
+        return self._reading(lambda state: ship(state.folder, as_path(out), since))
 
     def receive(self, update: str | os.PathLike[str], *, watch: Watch | None = None) -> tuple[TaskFacts, ...]:
         """Add the tasks of an update; those that were new."""
-        new = receive(self.folder, files.as_path(update), watch or Watch())
+        new = receive(self.folder, as_path(update), watch or Watch())
         self.refresh()
         return new
 
@@ -356,8 +355,8 @@ def undo(folder: Folder, watch: Watch, task: str | None = None, meant: Ending | 
     if not folder.exists() and not folder.entries():
         folder.read()  # says that there is none
     meant = folder.ending() if meant is None else meant
-    with files.told(folder.path), locked(folder.path, command(), wait=watch.wait, say=watch.say):
-        files.clear(folder.path)
+    with told(folder.path), locked(folder.path, wait=watch.wait, say=watch.say):
+        folder.clear()
         newest, now = folder.newest(), folder.ending()
         if not meant.may_be(now):
             raise ModelError(_changed(newest, another=meant.folder == now.folder))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,7 +123,7 @@ def assemble(
         own, here = _made(facts.backbone), libraries.version(libraries.library_of(facts.backbone.network))
         raise ModelError(
             f"{where.parent} was made with {own}, and its network of version {here} is another "
-            f"({str(error).split('. Put back')[0]}); pip install {own.replace(' ', '==')}"
+            f"({error.found}); pip install {own.replace(' ', '==')}"
         ) from error
 
 
@@ -215,16 +214,3 @@ def probe_logits(dense: nn.Module, images: Tensor, preprocessing: Preprocessing)
     with _one_thread():
         out: Tensor = dense(preparation(preprocessing).test(images))
     return out.contiguous()
-
-
-def command() -> str:
-    """What this process is, for the lock."""
-    try:
-        words = Path(f"/proc/{os.getpid()}/cmdline").read_bytes().split(b"\0")
-        return " ".join(
-            Path(w.decode(errors="replace")).name if i < 2 else w.decode(errors="replace")
-            for i, w in enumerate(words)
-            if w
-        )[:200]
-    except OSError:
-        return "python"

@@ -11,7 +11,7 @@ from typing import Any
 from zeroforget.nets.registry import nearest
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import ModelError
-from zeroforget.store.files import as_path
+from zeroforget.store.folder import as_path
 from zeroforget.store.images import Told
 from zeroforget.store.schema import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
 from zeroforget.training import Progress, Regime

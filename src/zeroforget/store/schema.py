@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from zeroforget.axes.find import Care
+from zeroforget.files import json_fields
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
 from zeroforget.nets.libraries import LIBRARIES, check_options
-from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.fields import NEWEST, VERSION, Fields, sealed, unsealed
+from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name
 
+VERSION = 1
+"""What is written, but for model.json of a network from a library."""
+NEWEST = 2
+"""The version of such a model.json."""
 MOST_CLASSES = 100_000
 MOST_PIXELS = 512
 MOST_SEED = 2**63
@@ -90,6 +97,7 @@ class ModelFacts:
         return head | {"backbone": self.backbone.to_json()} | rest | {"fresh": fresh}
 
     @staticmethod
+    @damage_told()
     def from_json(values: dict[str, Any], where: object) -> ModelFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
@@ -230,6 +238,7 @@ class TaskFacts:
         }  # fmt: skip
 
     @staticmethod
+    @damage_told()
     def from_json(values: dict[str, Any], where: object, own_hash: str) -> TaskFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
@@ -263,6 +272,34 @@ class TaskFacts:
         )
         fields.done()
         return facts
+
+
+@damage_told()
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a model's file, unless there are more than `most`."""
+    return json_fields.read_bytes(path, most)
+
+
+@damage_told()
+def unsealed(content: bytes, where: object) -> dict[str, Any]:
+    """The values of a sealed file of a model."""
+
+    def not_newer(values: dict[str, Any]) -> None:
+        version = values.get("version")
+        newest = NEWEST if values.get("format") == "zeroforget model" else VERSION
+        if isinstance(version, int) and not isinstance(version, bool) and version > newest:
+            raise Newer(
+                f"{where} has format version {version}; this program knows versions up to {newest}. "
+                "Install a newer zeroforget to use this model; nothing was changed"
+            )
+
+    return json_fields.unsealed(content, where, not_newer)
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Any], str]:
+    """The values of a sealed file of a model, and the hash of its bytes."""
+    content = read_bytes(path)
+    return unsealed(content, path), sha256(content)
 
 
 def text_of(facts: ModelFacts | TaskFacts, where: object) -> bytes:
@@ -392,7 +429,7 @@ def _calibration(fields: Fields) -> Calibration:
     made = Calibration(fields.number("temperature", 1e-4, 1e4), fields.numbers("quantiles", least=2, most=1001))
     fields.done()
     if list(made.quantiles) != sorted(made.quantiles):
-        raise Damaged(fields.where, "field 'calibration.quantiles' must rise")
+        raise fields.wrong("quantiles", "must rise")
     return made
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeroforget.store import files
+from zeroforget.files import atomic
+from zeroforget.files.hashes import sha256
+from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
 from zeroforget.store.assembly import prove
-from zeroforget.store.change import changing
-from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.fields import MOST_BYTES, VERSION, Fields, read_bytes, sealed, sha256, unsealed
+from zeroforget.store.errors import Damaged, ModelError, damage_told
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.options import Watch
-from zeroforget.store.output import check_output, output
-from zeroforget.store.schema import ModelFacts, TaskFacts
+from zeroforget.store.schema import VERSION, ModelFacts, TaskFacts, read_bytes, unsealed
+from zeroforget.store.writing import changing, check_output, output
 
 MAGIC = b"zeroforget update\n"
 _FILES = (TASK, BORN, PROBE, SPREAD)
@@ -79,7 +79,7 @@ def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts,
         }
     )
     with output(out) as aside:
-        files.write(aside, b"".join([MAGIC, len(header).to_bytes(8, "big"), header, *contents]))
+        atomic.write_new(aside, b"".join([MAGIC, len(header).to_bytes(8, "big"), header, *contents]))
     return tasks
 
 
@@ -105,20 +105,17 @@ def read_update(path: Path) -> Update:
     try:
         return _update(Fields(unsealed(header, path), path), len(MAGIC) + 8 + length, size)
     except Damaged as error:
-        raise ModelError(f"{_why(error)} Fetch the update again; the model is as it was") from error
+        raise ModelError(f"{error.found}. Fetch the update again; the model is as it was") from error
 
 
-def _why(error: Damaged) -> str:
-    return str(error).split(". Put back")[0] + "."
-
-
+@damage_told()
 def _update(fields: Fields, offset: int, size: int) -> Update:
     if fields.any("format") != "zeroforget update":
         raise fields.wrong("format", "must be 'zeroforget update'")
     fields.integer("version", 1, VERSION)
     whole = fields.any("whole")
-    tasks = [Fields(one, fields.where, "tasks.") for one in fields._list("tasks", 1, 100_000)]
-    listed = [Fields(one, fields.where, "files.") for one in fields._list("files", 1, 400_001)]
+    tasks = fields.groups("tasks", least=1, most=100_000)
+    listed = fields.groups("files", least=1, most=400_001)
     places = []
     for one in listed:
         places.append((offset, one.integer("bytes", 1, 2**40), one.hash("sha256")))
@@ -167,7 +164,7 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
     for number, told in list(enumerate(update.tasks))[skip:]:
         aside = folder.aside(f"received-{number}")
         for place, file in enumerate(_FILES):
-            files.write(aside / file, contents.file(update.whole + number * len(_FILES) + place))
+            atomic.write_new(aside / file, contents.file(update.whole + number * len(_FILES) + place))
         facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head, chain.model.backbone.shape)
         if (facts_.name, facts_.hash) != told or facts_.number != len(chain.tasks) + len(more) + 1:
             raise ModelError(f"{path}: task '{facts_.name}' is not where its header says; fetch it again")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Split
+from zeroforget.files.hashes import sha256
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store.errors import Damaged
-from zeroforget.store.fields import sha256
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save, save_file
 from torch import Tensor
+
+from zeroforget.files.atomic import replacing
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Checkpoint:
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write aside, sync, rename: a crash leaves the old file or the new one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.path.with_suffix(f".{os.getpid()}.tmp")
         # A copy of every tensor: safetensors refuses tensors that share memory, as tied parameters do.
         plain = {name: _plain(tensor.detach()) for name, tensor in tensors.items()}
-        save_file(plain, aside, metadata={"facts": json.dumps(facts)})
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(self.path)
+        words = {"facts": json.dumps(facts)}
+        with replacing(self.path, self.path.with_suffix(f".{os.getpid()}.tmp")) as aside:
+            try:
+                save_file(plain, aside, metadata=words)
+            except SafetensorError:  # it says in words alone what the disk said; written by Python, it is an OSError
+                aside.write_bytes(save(plain, metadata=words))
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What was saved last, or None."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeroforget.data.paths import as_path, in_the_way
+from zeroforget.files.paths import as_path, in_the_way
 
 
 def is_ours(path: Path) -> bool:

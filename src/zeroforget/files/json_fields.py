@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zeroforget.store.errors import Damaged, Newer
+from zeroforget.files.hashes import sha256
 
-VERSION = 1
-"""What is written, but for model.json of a network from a library."""
-NEWEST = 2
-"""The version of such a model.json."""
 MOST_BYTES = 32 * 2**20
 """No JSON of ours is longer; a longer one is not read."""
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def sha256(content: bytes) -> str:
-    """The hash that files and tasks are known by."""
-    return hashlib.sha256(content).hexdigest()
+class FieldError(ValueError):
+    """A file, or a field of it, is not what it should be."""
+
+    def __init__(self, where: object, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"{where}: {why}")
 
 
 def _text(values: Mapping[str, Any]) -> bytes:
@@ -35,36 +33,30 @@ def sealed(values: Mapping[str, Any]) -> bytes:
     return _text({**values, "seal": sha256(_text(values))})
 
 
-def unsealed(content: bytes, where: object) -> dict[str, Any]:
-    """The values of a sealed file; Damaged unless every byte is as `sealed` wrote it."""
+def unsealed(
+    content: bytes, where: object, check: Callable[[dict[str, Any]], None] = lambda values: None
+) -> dict[str, Any]:
+    """The values of a sealed file; FieldError unless every byte is as `sealed` wrote it.
+
+    `check` sees the values before the seal is compared: a later version may seal otherwise.
+    """
     try:
         values = json.loads(content, parse_constant=_no_constant)
-        if not isinstance(values, dict):
-            raise ValueError("it does not hold an object")
-        version = values.get("version")
-        newest = NEWEST if values.get("format") == "zeroforget model" else VERSION
-        if isinstance(version, int) and not isinstance(version, bool) and version > newest:
-            raise Newer(
-                f"{where} has format version {version}; this program knows versions up to {newest}. "
-                "Install a newer zeroforget to use this model; nothing was changed"
-            )
-        same = _text(values) == content
-        seal = values.pop("seal", None)
-        if not same or seal != sha256(_text(values)):
-            raise ValueError("its text does not match its seal; it was edited, or part of it was overwritten")
-    except Newer:
-        raise
     except RecursionError:
-        raise Damaged(where, "it is nested too deeply") from None
+        raise FieldError(where, "it is nested too deeply") from None
     except ValueError as error:
-        raise Damaged(where, _plain(error)) from None
+        raise FieldError(where, _plain(error)) from None
+    if not isinstance(values, dict):
+        raise FieldError(where, "it does not hold an object")
+    check(values)
+    values.pop("seal", None)
+    try:
+        same = sealed(values) == content
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
+        raise FieldError(where, "its text does not match its seal; it was edited, or part of it was overwritten")
     return values
-
-
-def read_sealed(path: Path) -> tuple[dict[str, Any], str]:
-    """The values of a sealed file and the hash of its bytes."""
-    content = read_bytes(path, MOST_BYTES)
-    return unsealed(content, path), sha256(content)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -73,11 +65,11 @@ def read_bytes(path: Path, most: int) -> bytes:
         with path.open("rb") as file:
             content = file.read(most + 1)
     except FileNotFoundError:
-        raise Damaged(path, "it is missing") from None
+        raise FieldError(path, "it is missing") from None
     except (IsADirectoryError, NotADirectoryError):
-        raise Damaged(path, "it is not a file") from None
+        raise FieldError(path, "it is not a file") from None
     if len(content) > most:
-        raise Damaged(path, f"it is longer than the {most} bytes that it should have at most")
+        raise FieldError(path, f"it is longer than the {most} bytes that it should have at most")
     return content
 
 
@@ -103,10 +95,10 @@ class Fields:
         if not isinstance(values, dict):
             raise self.wrong("", "must be an object")
 
-    def wrong(self, key: str, why: str) -> Damaged:
+    def wrong(self, key: str, why: str) -> FieldError:
         """The error about a field."""
         name = f"{self.prefix}{key}" if key else self.prefix.rstrip(".") or "the whole"
-        return Damaged(self.where, f"field '{name}' {why}")
+        return FieldError(self.where, f"field '{name}' {why}")
 
     def any(self, key: str) -> Any:
         """Whatever the field holds."""
@@ -160,6 +152,10 @@ class Fields:
         """Nothing else may be there."""
         if self.left:
             raise self.wrong(min(self.left), "is not one that this version knows")
+
+    def groups(self, key: str, *, least: int, most: int) -> list[Fields]:
+        """A list of objects."""
+        return [Fields(one, self.where, f"{self.prefix}{key}.") for one in self._list(key, least, most)]
 
     def _list(self, key: str, least: int, most: int) -> list[Any]:
         value = self.any(key)
