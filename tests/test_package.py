@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import zeroforget
 
@@ -95,6 +98,98 @@ def test_import_arrows_point_one_way() -> None:
     for part in parts:
         for file in (SOURCE / part).rglob("*.py"):
             assert imports(file) <= MAY_IMPORT[part], f"{file.relative_to(SOURCE)} imports {imports(file)}"
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Each module of the package by its dotted name."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = ("zeroforget", *path.relative_to(SOURCE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def modules_imported(tree: ast.Module, known: Collection[str]) -> set[str]:
+    """The modules of this package that a module imports, in its functions too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else node.module for name in whole} & set(known)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & set(known)
+    return found
+
+
+def circles(arrows: Mapping[str, set[str]]) -> set[str]:
+    """Those of which arrows lead back to themselves."""
+    left = dict(arrows)
+    while dead := [name for name, others in left.items() if not others & set(left)]:
+        for name in dead:
+            del left[name]
+    while fed := [name for name in left if not any(name in others for others in left.values())]:
+        for name in fed:
+            del left[name]
+    return set(left)
+
+
+def test_no_two_modules_import_each_other_not_even_in_a_function() -> None:
+    known = trees()
+    arrows = {name: modules_imported(tree, known) - {name} for name, tree in known.items()}
+    kernels = {f"zeroforget.operators.{name}" for name in ("reference", "triton_layers", "triton_norms")}
+    assert circles(arrows) <= kernels
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}, "this test would not notice"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def attributes_made(tree: ast.Module) -> set[str]:
+    """The private attributes that a module's classes have: what is set on an object, and what a class body holds."""
+    found = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    for node in ast.walk(tree):
+        for part in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found.add(part.name)
+            elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                found.add(part.target.id)
+            elif isinstance(part, ast.Assign):
+                found |= {target.id for target in part.targets if isinstance(target, ast.Name)}
+    return {name for name in found if is_private(name)} - set(vars(nn.Module()))  # those are torch's to name
+
+
+def strangers(package: str, tree: ast.Module, makers: Mapping[str, set[str]]) -> Iterator[str]:
+    """Private names of other packages of ours that a module of `package` uses."""
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zeroforget."):
+            modules |= {a.asname or a.name for a in node.names if f"{node.module}.{a.name}" in trees()}
+            if (node.module or "").split(".")[1] != package:
+                yield from (alias.name for alias in node.names if is_private(alias.name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            owners = makers.get(node.attr, set())
+            of_a_module = isinstance(node.value, ast.Name) and node.value.id in modules
+            if package not in owners and (owners or of_a_module):
+                yield f"{ast.unparse(node)}, line {node.lineno}"
+
+
+def test_no_package_uses_private_names_of_another() -> None:
+    """Neither what begins with an underscore in its modules, nor such attributes of its objects."""
+    makers: dict[str, set[str]] = {}
+    known = {name: tree for name, tree in trees().items() if name.count(".") > 0}
+    for name, tree in known.items():
+        for attribute in attributes_made(tree):
+            makers.setdefault(attribute, set()).add(name.split(".")[1])
+    for name, tree in known.items():
+        assert not list(strangers(name.split(".")[1], tree, makers)), name
+    bad = "from zeroforget.growing import network\nfrom zeroforget.axes.find import _keep\nnetwork._key\nnet._births"
+    found = list(strangers("store", ast.parse(bad), makers))
+    assert found == ["_keep", "network._key, line 3", "net._births, line 4"], "this test would not notice"
 
 
 def test_growing_networks_import_nothing_but_torch_and_the_standard_library() -> None:

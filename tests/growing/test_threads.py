@@ -106,8 +106,8 @@ def test_copies_and_saved_networks_have_a_lock_of_their_own(tmp_path: Path) -> N
     net, truth = adopted()
     torch.save(net, tmp_path / "net.pt")
     for other in (copy.deepcopy(net), torch.load(tmp_path / "net.pt", weights_only=False)):
-        assert other._lock is not net._lock
-        with net._lock:
+        assert other.lock is not net.lock
+        with net.lock:
             found: list[Tensor] = []
             asks = threading.Thread(target=lambda other=other, found=found: found.append(other(X, "old")))
             asks.start()

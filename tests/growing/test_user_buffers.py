@@ -406,9 +406,9 @@ def test_a_scale_that_reaches_zero() -> None:
 
 def test_facts_about_fresh_values_keep_their_precision() -> None:
     net, _ = small()
-    facts = [tensor.fresh.clone() for tensor in net._tensors()]
+    facts = [tensor.fresh.clone() for tensor in net.tensors()]
     net.half()
-    assert all(torch.equal(tensor.fresh, fact) for tensor, fact in zip(net._tensors(), facts, strict=True))
+    assert all(torch.equal(tensor.fresh, fact) for tensor, fact in zip(net.tensors(), facts, strict=True))
 
 
 def test_where_newborn_values_are_kept_does_not_depend_on_what_they_are_for() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.store.helpers import write_digits
 from zeroforget.store.errors import ModelError
-from zeroforget.store.learning import _lesson
+from zeroforget.store.learning import lesson_of
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import check, check_apart, held_out, lesson, list_pictures, read_pictures, statistics
 
@@ -125,7 +125,7 @@ def test_learning_begins_with_the_names_of_its_classes(tmp_path: Path, count: in
     """Whoever points at the wrong folder sees so before anything is trained."""
     said: list[str] = []
     listing = list_pictures(write_digits(tmp_path, tuple(range(count)), 4))
-    _lesson(listing, (1, 8, 8), "digits", Options(), Watch(say=said.append))
+    lesson_of(listing, (1, 8, 8), "digits", Options(), Watch(say=said.append))
     assert said[-1] == f"{count} classes ({named}): {3 * count} pictures to learn from, {count} held out"
 
 

@@ -65,7 +65,7 @@ class GrowingNetwork(nn.Module):
         self._shares: list[dict[str, float]] = []
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
         # Other threads may ask for earlier tasks at any time; while the network changes its form they wait.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.heads = nn.ModuleList()
         self._begun: Begun | None = None  # of the newest head
         body, self.loose, self._homes = live(net, axes, fn)
@@ -181,7 +181,7 @@ class GrowingNetwork(nn.Module):
         for axis, width in widths.items():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             if task == 0:
                 tensor.begin(self._births)
             else:
@@ -223,7 +223,7 @@ class GrowingNetwork(nn.Module):
             if isinstance(module, (GrowingLayer, GrowingNorm)):
                 module.drop_task()
         tie(self._norms())
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
         self._resize(task - 1)
@@ -231,7 +231,7 @@ class GrowingNetwork(nn.Module):
         del self.extras[-1]
         self.history.pop()
         self._shares.pop()
-        self._cache.clear()
+        self.forget_dense()
 
     def newborn(self, task: str | int | None = None) -> Iterator[nn.Parameter]:
         """All that the newest task trains, and nothing else.
@@ -263,7 +263,7 @@ class GrowingNetwork(nn.Module):
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingNorm):
                 moving |= {f"body.{path}.{name}": buffer for name, buffer in module.tasks[-1].named_buffers()}
-        return moving | dict(self._plain_buffers())
+        return moving | dict(self.user_buffers())
 
     # Use -------------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class GrowingNetwork(nn.Module):
         newest = number == len(self.history) - 1
         try:
             if newest and self.training:
-                out = self._learning(x)
+                out = self.newest_logits(x)
             elif newest:
                 out = self.dense(number)(x)
             else:
@@ -298,7 +298,8 @@ class GrowingNetwork(nn.Module):
             ) from error
         return out
 
-    def _learning(self, x: Tensor) -> Tensor:
+    def newest_logits(self, x: Tensor) -> Tensor:
+        """The newest task's logits, with gradients to what is newborn."""
         self._inject()
         with ahead(self.body, x):
             features = self.body(x)
@@ -314,7 +315,7 @@ class GrowingNetwork(nn.Module):
 
         It shares nothing with this one. What it answers today it answers for ever.
         """
-        with self._lock:
+        with self.lock:
             number = self.number(task)
             if number == len(self.history) - 1:
                 warn_if_untouched(self.heads, self._begun, self.tasks)
@@ -346,7 +347,12 @@ class GrowingNetwork(nn.Module):
 
     # Inside ----------------------------------------------------------------------------------------------------
 
-    def _tensors(self) -> Iterator[GrowingTensor]:
+    def forget_dense(self) -> None:
+        """Cut earlier tasks' networks anew when they are next asked: what they are cut from has changed."""
+        self._cache.clear()
+
+    def tensors(self) -> Iterator[GrowingTensor]:
+        """Every parameter that grows."""
         for module in self.modules():
             if isinstance(module, GrowingTensor):
                 yield module
@@ -430,20 +436,20 @@ class GrowingNetwork(nn.Module):
             setattr(module, attribute, value)
         return module
 
-    def _plain_buffers(self) -> Iterator[tuple[str, Tensor]]:
+    def user_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers of the user's own modules, by the names that they have in `extras`."""
         return ((own.key(name), buffer) for name, buffer in own.buffers(self.body))
 
     def _new_head(self, classes: int) -> nn.Linear:
         width = len(births_of(self.axes.output, self._births))
-        held = [*(tensor.value for tensor in self._tensors()), *self.body.parameters()]
+        held = [*(tensor.value for tensor in self.tensors()), *self.body.parameters()]
         like = held[0] if held else torch.empty(0)
         return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
 
     def _cached(self, number: int) -> nn.Module:
         if (kept := self._cache.get(number)) is not None:  # without the lock: compiled code cannot follow one
             return kept
-        with self._lock, torch.inference_mode(False):  # else it would be of use in inference mode alone
+        with self.lock, torch.inference_mode(False):  # else it would be of use in inference mode alone
             if number not in self._cache:  # another thread may have made it meanwhile
                 self._cache[number] = self.dense(number)
             dense = self._cache[number]
@@ -459,12 +465,12 @@ class GrowingNetwork(nn.Module):
                 f"the state dict holds {len(heads)} tasks and this network has {len(self.history)}: first add the "
                 "tasks as they were added where it was saved (`history` there tells how)"
             )
-        with self._lock:
+        with self.lock:
             return super().load_state_dict(state_dict, strict, assign)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingNetwork:
-        with self._lock:
-            self._cache.clear()
+        with self.lock:
+            self.forget_dense()
             self._withdraw()
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -472,11 +478,11 @@ class GrowingNetwork(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self._withdraw()
         own.let_go(self.body)
-        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_cache": OrderedDict()}
+        return {name: value for name, value in vars(self).items() if name != "lock"} | {"_cache": OrderedDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def __repr__(self) -> str:
         tasks, kind = ", ".join(map(repr, self.tasks)) or "none yet", type(self._skeleton[0]).__name__
@@ -485,7 +491,7 @@ class GrowingNetwork(nn.Module):
 
 def _forget_cache(module: nn.Module, _keys: Any) -> None:
     assert isinstance(module, GrowingNetwork)
-    module._cache.clear()
+    module.forget_dense()
 
 
 def _key(path: str, name: str) -> str:

@@ -62,8 +62,8 @@ class GrowingTensor(nn.Module):
         self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
         self._low: dict[tuple[torch.dtype, torch.device, torch.Size], Tensor] = {}
         self.task = -1
-        self._row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
-        self._col_births = self._no_births()
+        self.row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
+        self.col_births = self._no_births()
 
     # Structure -------------------------------------------------------------------------------------------------
 
@@ -103,13 +103,18 @@ class GrowingTensor(nn.Module):
         """Take back what was born with the newest task; the one before is open again."""
         task = self.task - 1
         self.value = self.at(task).reshape_as(self.value) if self.scalar else self.at(task)
-        rows, cols = self._row_births, self._col_births
+        rows, cols = self.row_births, self.col_births
         self._open(task, rows[rows <= task], cols[cols <= task])
 
     def close(self) -> None:
         """Write the newborn values down; nothing of this tensor is a parameter any more."""
         self.sync()
         self.rows, self.cols = None, None
+
+    def reopen(self) -> None:
+        """The newborn parameters anew, from values that were written into the whole."""
+        if self.task >= 0:
+            self._open(self.task, self.row_births, self.col_births)
 
     def _births_along(self, births: Mapping[str, Tensor], task: int) -> tuple[Tensor, Tensor]:
         rows = births_of(self.labels[self.row], births)
@@ -121,7 +126,7 @@ class GrowingTensor(nn.Module):
 
     def _open(self, task: int, rows: Tensor, cols: Tensor) -> None:
         self._forget_low()
-        self.task, self._row_births, self._col_births = task, rows, cols
+        self.task, self.row_births, self.col_births = task, rows, cols
         self.block = Block(
             new_out=Places.where(rows == task),
             old_out=Places.where(rows < task),
@@ -230,9 +235,9 @@ class GrowingTensor(nn.Module):
         """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing."""
         if task >= self.task:
             self.sync()
-        chosen = [(self.row, self._row_births <= task)]
+        chosen = [(self.row, self.row_births <= task)]
         if self.col >= 0:
-            chosen.append((self.col, self._col_births <= task))
+            chosen.append((self.col, self.col_births <= task))
         out = select(self.value, chosen)
         return out.reshape(()) if self.scalar else out
 

@@ -17,11 +17,11 @@ Made = TypeVar("Made")
 
 def all_or_nothing(change: Callable[Concatenate[Net, Given], Made]) -> Callable[Concatenate[Net, Given], Made]:
     """For a method that gives its network other parts and tensors, and writes into none that it had: whatever ends it
-    early, Ctrl-C or want of memory, the network is what it was. Whoever else wants the network's `_lock` waits."""
+    early, Ctrl-C or want of memory, the network is what it was. Whoever else wants the network's `lock` waits."""
 
     @functools.wraps(change)
     def changed(net: Net, /, *args: Given.args, **kwargs: Given.kwargs) -> Made:
-        lock: Any = net._lock
+        lock: Any = net.lock
         with lock:
             before = [(module, _held(module)) for module in net.modules()]
             try:

@@ -24,10 +24,8 @@ Factory = Callable[..., Method]
 def _own() -> dict[str, tuple[type[Method], dict[str, Any]]]:
     """Name → class and the options that the name fixes (`tfm-nofn` is TFM with fn=False)."""
     found: dict[str, tuple[type[Method], dict[str, Any]]] = {}
-    import zeroforget.methods as package
-
-    for module_info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
+    for module_info in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        module = importlib.import_module(f"{__package__}.{module_info.name}")
         for value in vars(module).values():
             if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__:
                 for name, options in value.names().items():

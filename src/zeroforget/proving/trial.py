@@ -157,7 +157,7 @@ class Trial:
         for layer in self.net.body.modules():
             for parameter in layer.norms[-1].parameters() if isinstance(layer, GrowingLayer) else ():
                 parameter.add_(torch.rand_like(parameter), alpha=0.2)
-        for tensor in self.net._tensors():
+        for tensor in self.net.tensors():
             spread = float(tensor.fresh[0]) or 0.1
             if tensor.cols is not None:
                 tensor.cols.normal_(0.0, spread)
@@ -177,7 +177,7 @@ class Trial:
         handles = [m.register_forward_hook(lambda m, *_: ran.add(id(m))) for m in norms]
         self.net.zero_grad()
         try:
-            live = self.net._learning(self.x)
+            live = self.net.newest_logits(self.x)
         except ERRORS as error:
             raise Unlike(
                 f"the learning network does not run ({short(error)})" + (hints(self.plain) or _REPORT)
@@ -217,7 +217,7 @@ class Trial:
         """Of these axes, those where some gradient of the newest features is not zero."""
         newest = len(self.net.history) - 1
         felt: set[str] = set()
-        for tensor in self.net._tensors():
+        for tensor in self.net.tensors():
             for part, dim, places in _newborn(tensor):
                 for axis in set(axis_names(tensor.labels[dim])) & set(axes) - felt:
                     marks: dict[str, Any] = {a: (b == newest) & (a == axis) for a, b in self.net.births.items()}

@@ -24,7 +24,7 @@ from zeroforget.proving.trial_networks import in_service
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Folder
-from zeroforget.store.learning import Grower, _backbone, _Learning, now
+from zeroforget.store.learning import Grower, Learning, backbone_of, now
 from zeroforget.store.names import composed, task_name
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
@@ -99,10 +99,10 @@ def _classifier(given: Given, options: Options, name: str) -> Classifier:
         return replace(found, backbone=replace(found.backbone, align=options.align or 1))
     if given.options:
         raise ModelError("--set is for networks of torchvision and timm; ours have --width")
-    return ours(given, _backbone(None, options, name), options.seed)
+    return ours(given, backbone_of(None, options, name), options.seed)
 
 
-class _Adoption(_Learning):
+class _Adoption(Learning):
     """Like learning a first task, but its values come from a classifier whose outputs are in the task's order."""
 
     def __init__(

@@ -11,19 +11,16 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget.files import atomic
 from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import PROBE
+from zeroforget.store.folder import PROBE, Folder
 from zeroforget.store.schema import Preprocessing, TaskFacts
 from zeroforget.store.writing import check_output, output
-
-if TYPE_CHECKING:
-    from zeroforget.store.model import Model
 
 TOLERANCE = 1e-5
 """How far another program's logits may be from ours, as a share of the largest (or of 1, if that is more)."""
@@ -32,6 +29,23 @@ _FORMS = {".onnx": "onnx", ".pt2": "torch"}
 _PRODUCER = "zeroforget"
 _ABOUT = "zeroforget.json"
 """The file in a torch.export program that says what it is."""
+
+
+class Exportable(Protocol):
+    """What of a model is written: its tasks, their networks and what they answer."""
+
+    path: Path
+    folder: Folder
+
+    @property
+    def head(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+    @property
+    def tasks(self) -> tuple[TaskFacts, ...]: ...
+    def task(self, name: str | int) -> TaskFacts: ...
+    def dense(self, task: str | int) -> nn.Module: ...
+    def logits(self, images: Tensor, task: str | int) -> Tensor: ...
 
 
 class FromPixels(nn.Module):
@@ -49,7 +63,7 @@ class FromPixels(nn.Module):
         return logits
 
 
-def export(model: Model, out: Path, task: str | int | None, form: str | None) -> Path:
+def export(model: Exportable, out: Path, task: str | int | None, form: str | None) -> Path:
     """Write a task, or all of them, and check what was written; a file that fails the check is not left behind."""
     ending = _FORMS.get(out.suffix.lower())
     form = form or ending
@@ -89,7 +103,7 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def _network(model: Model, task: TaskFacts) -> FromPixels:
+def _network(model: Exportable, task: TaskFacts) -> FromPixels:
     return FromPixels(model.dense(task.name), task.preprocessing).eval()
 
 
@@ -97,12 +111,12 @@ def _shape() -> dict[str, dict[int, Any]]:
     return {"pixels": {0: torch.export.Dim("batch", min=1, max=2**20)}}
 
 
-def _program(model: Model, task: TaskFacts) -> torch.export.ExportedProgram:
+def _program(model: Exportable, task: TaskFacts) -> torch.export.ExportedProgram:
     two = torch.zeros(2, *model.shape)
     return torch.export.export(_network(model, task), (two,), dynamic_shapes=_shape(), strict=False)
 
 
-def _torch(model: Model, task: TaskFacts, out: Path) -> None:
+def _torch(model: Exportable, task: TaskFacts, out: Path) -> None:
     content = io.BytesIO()  # where its own writing of a file meets a full disk, it ends the process
     torch.export.save(_program(model, task), content, extra_files={_ABOUT: json.dumps(_about(model, task))})
     atomic.write_new(out, content.getvalue())
@@ -111,7 +125,7 @@ def _torch(model: Model, task: TaskFacts, out: Path) -> None:
     _check(model, task, again)
 
 
-def _onnx(model: Model, task: TaskFacts, out: Path) -> None:
+def _onnx(model: Exportable, task: TaskFacts, out: Path) -> None:
     _, runtime = _libraries()
     proto = _proto(model, task)
     _describe(proto, _about(model, task))
@@ -120,7 +134,7 @@ def _onnx(model: Model, task: TaskFacts, out: Path) -> None:
     _check(model, task, functools.partial(_run, session))
 
 
-def _proto(model: Model, task: TaskFacts) -> Any:
+def _proto(model: Exportable, task: TaskFacts) -> Any:
     """A task's ONNX graph: pixels in, logits out, any batch."""
     onnx, _ = _libraries()
     try:
@@ -129,7 +143,7 @@ def _proto(model: Model, task: TaskFacts) -> Any:
         return _translated(model, task)
 
 
-def _traced(model: Model, task: TaskFacts) -> bytes:
+def _traced(model: Exportable, task: TaskFacts) -> bytes:
     """By torch's first exporter: twenty times as quick as the second, and it needs no further package."""
     out: Any = io.BytesIO()
     with warnings.catch_warnings():
@@ -147,7 +161,7 @@ def _traced(model: Model, task: TaskFacts) -> bytes:
     return bytes(out.getvalue())
 
 
-def _translated(model: Model, task: TaskFacts) -> Any:
+def _translated(model: Exportable, task: TaskFacts) -> Any:
     """By torch's second exporter, from a torch.export program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of its own parts
@@ -167,7 +181,7 @@ def _translated(model: Model, task: TaskFacts) -> Any:
     return made.model_proto
 
 
-def _all_onnx(model: Model, tasks: list[TaskFacts], out: Path) -> None:
+def _all_onnx(model: Exportable, tasks: list[TaskFacts], out: Path) -> None:
     """One graph for all tasks: a chain of branches on the task's number, each a task's own plain network."""
     onnx, runtime = _libraries()
     helper, kind = onnx.helper, onnx.TensorProto
@@ -235,7 +249,7 @@ def _run(session: Any, pixels: Tensor, **more: Any) -> Tensor:
     return torch.from_numpy(session.run(None, {"pixels": pixels.numpy(), **more})[0])
 
 
-def _check(model: Model, task: TaskFacts, run: Callable[[Tensor], Tensor]) -> None:
+def _check(model: Exportable, task: TaskFacts, run: Callable[[Tensor], Tensor]) -> None:
     """The task's own probe through what was written, as one batch and picture by picture."""
     images = model.folder.tensors(model.folder.task(task), task, PROBE)["images"]
     pixels = images.float() / 255
@@ -247,7 +261,7 @@ def _check(model: Model, task: TaskFacts, run: Callable[[Tensor], Tensor]) -> No
                 raise ModelError(f"the exported network of '{task.name}' answers {off:.2g} off; it was not kept")
 
 
-def _about(model: Model, task: TaskFacts) -> dict[str, Any]:
+def _about(model: Exportable, task: TaskFacts) -> dict[str, Any]:
     """What a program must know to use the network."""
     return {
         "task": task.name,

@@ -54,23 +54,23 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     name, folder = task_name(name), Folder(path)
     check_apart(path, pictures)
     folder.check_place()
-    backbone = _backbone(folder.read() if folder.exists() or folder.entries() else None, options, name)
+    backbone = backbone_of(folder.read() if folder.exists() or folder.entries() else None, options, name)
     listing = list_pictures(pictures)
     if options.weights is not None:  # a file that does not fit is told at once
         load_weights(plain_network(backbone, options.seed), backbone, options.weights)
-    ready = _lesson(listing, backbone.shape, name, options, watch)
+    ready = lesson_of(listing, backbone.shape, name, options, watch)
     with changing(folder, watch):
         chain = folder.read() if folder.exists() else None
-        own = _backbone(chain, options, name)
+        own = backbone_of(chain, options, name)
         if own.shape != backbone.shape:
             watch.say("another process has made the model meanwhile, for other pictures; reading them again")
-            ready = _lesson(listing, own.shape, name, options, watch)
+            ready = lesson_of(listing, own.shape, name, options, watch)
         if chain is None:
             watch.say(f"making a new model in {path}")
-        return _Learning(folder, chain, own, ready, options, watch).run()
+        return Learning(folder, chain, own, ready, options, watch).run()
 
 
-def _lesson(listing: Listing, shape: Shape, name: str, options: Options, watch: Watch) -> Lesson:
+def lesson_of(listing: Listing, shape: Shape, name: str, options: Options, watch: Watch) -> Lesson:
     """The pictures as the network takes them; what is wrong with them is said."""
     decoded = read_pictures(listing, shape, told=watch.decoding)
     for note in check(decoded, strict=options.strict):
@@ -83,7 +83,7 @@ def _lesson(listing: Listing, shape: Shape, name: str, options: Options, watch: 
     return ready
 
 
-def _backbone(chain: Chain | None, options: Options, name: str) -> Backbone:
+def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
     """The model's own, which the options may not contradict, or a new one as the options say."""
     if chain is None:
         size = options.size or 64
@@ -136,7 +136,7 @@ class Grower(Tfm):
         self.specs = [TaskSpec(record.name, record.classes) for record in net.history]
 
 
-class _Learning:
+class Learning:
     """One task on its way into the folder; the lock is held."""
 
     def __init__(

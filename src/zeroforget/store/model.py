@@ -19,6 +19,7 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
+from zeroforget.store.export import export
 from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder, as_path
 from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
@@ -317,8 +318,6 @@ class Model:
     def export(self, out: str | os.PathLike[str], task: str | int | None = None, *, form: str | None = None) -> Path:
         """Write a task's network (without a task: all, with the task's number as an input) as ONNX or torch.export:
         `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2."""
-        from zeroforget.store.export import export
-
         return export(self, as_path(out), task, form)
 
     def ship(self, out: str | os.PathLike[str], since: str | int | None = None) -> tuple[TaskFacts, ...]:

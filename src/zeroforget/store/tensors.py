@@ -39,7 +39,7 @@ def _own(net: GrowingNetwork, task: int) -> Iterator[tuple[str, Tensor]]:
                 if tensor is not None and (tensor.numel() or tensor.dim() == 0):
                     yield f"own/{path}/{name}", tensor
     newest = task == len(net.history) - 1
-    buffers = net._plain_buffers() if newest else net.extras[task].named_buffers()
+    buffers = net.user_buffers() if newest else net.extras[task].named_buffers()
     yield from ((f"buffer/{key}", tensor) for key, tensor in buffers)
     for name in ("weight", "bias"):
         yield f"head/{name}", getattr(net.heads[task], name)
@@ -60,7 +60,7 @@ def born(net: GrowingNetwork, task: int) -> dict[str, Tensor]:
 
 
 def _parts(tensor: GrowingTensor, task: int) -> list[tuple[str, list[tuple[int, Tensor]]]]:
-    rows, cols = tensor._row_births, tensor._col_births
+    rows, cols = tensor.row_births, tensor.col_births
     if tensor.col < 0:
         return [("rows", [(tensor.row, rows == task)])]
     return [
@@ -99,11 +99,10 @@ def fill(net: GrowingNetwork, task: int, tensors: Mapping[str, Tensor]) -> None:
         for part, chosen in _parts(tensor, task):
             if (key := f"born/{name}:{part}") in tensors:
                 _put(tensor.value, chosen, tensors[key])
-        if tensor.task >= 0:
-            tensor._open(tensor.task, tensor._row_births, tensor._col_births)  # newborn parameters hold copies
+        tensor.reopen()  # newborn parameters hold copies
     for name, own in _own(net, task):
         own.copy_(tensors[name])
-    net._cache.clear()
+    net.forget_dense()
 
 
 def _put(target: Tensor, chosen: list[tuple[int, Tensor]], values: Tensor) -> None:
