@@ -48,32 +48,22 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
         out = y.clone()
         kernels.finish(out, vectors, relu)
-        for wide in (columns, kernels.roomy(columns), columns + 5):
-            room = F.pad(y.to(device), (0, wide - columns), value=torch.nan)
-            gpu.finish(room, vectors_there, relu, columns)
-            torch.testing.assert_close(room[:, :columns].cpu(), out)
-            assert not room[:, columns:].any()
+        there_y = y.to(device, copy=True)
+        gpu.finish(there_y, vectors_there, relu)
+        torch.testing.assert_close(there_y.cpu(), out)
         broken = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
-        gpu.finish(broken, vectors_there, relu, columns)
+        gpu.finish(broken, vectors_there, relu)
         assert broken.isnan().all()  # as torch's own: training that diverged must show it
-        wider = kernels.roomy(columns)
-        gap = wider - columns
-        gaps = [(0, 0, columns), (3, gap, columns + 5), (gap + 8, gap, wider), (-columns % 8, gap, wider)]
-        for apart, left, wide in gaps if relu or scaled else ():
-            given_g, given_out = (
-                F.pad(t.to(device), (0, behind), value=torch.nan)[:, :columns]
-                for t, behind in ((g, apart), (out, left))
-            )
-            mine, sums = gpu.unfinish(given_g, given_out, vectors_there, relu, wide)
-            twin, expected = kernels.unfinish(g, out, vectors, relu, wide)
+        if relu or scaled:
+            mine, sums = gpu.unfinish(g.to(device), out.to(device), vectors_there, relu)
+            twin, expected = kernels.unfinish(g, out, vectors, relu)
             torch.testing.assert_close(mine.cpu(), twin)
             assert (sums is None) == (expected is None)
             if sums is not None:
                 assert_alike(sums(), expected(), bound)
         for start in (0, 8):  # read several at a time, where so many lie there
             some = Places.where((torch.arange(columns) >= start) & (torch.arange(columns) < start + 3))
-            apart_x = F.pad(g.to(device), (0, 8 - columns % 8), value=torch.nan)[:, :columns]
-            assert torch.equal(gpu.gather(apart_x, some, 8, False)[0].cpu(), kernels.gather(g, some, 8, False)[0])
+            assert torch.equal(gpu.gather(g.to(device), some, 8, False)[0].cpu(), kernels.gather(g, some, 8, False)[0])
         mine, total = gpu.gather(g.to(device), born, 8, True)
         twin, wanted = kernels.gather(g, born, 8, True)
         assert torch.equal(mine.cpu(), twin)
@@ -94,19 +84,15 @@ def compare_pooling(columns: int, dtype: torch.dtype, device: str = "cpu") -> No
         images[0, 0, :2, :2] = torch.tensor([[1.0, torch.nan], [2.0, 0.0]])
         images = images.contiguous(memory_format=torch.channels_last)
         g = torch.randn_like(F.max_pool2d(images, 2).float()).to(dtype).contiguous(memory_format=torch.channels_last)
-        for wide in (columns, columns + 3, kernels.roomy(columns)):
-            there, given_g = (_with_room(t, wide, device) for t in (images, g))
-            out = torch.full((3, wide, *g.shape[2:]), torch.nan, dtype=dtype, device=device)
-            out = out.contiguous(memory_format=torch.channels_last)
-            gpu.pool(there, out)
-            expected = kernels.widened(kernels.pool(images, wide), wide)
-            torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0, equal_nan=True)
-            flat = g.to(device).contiguous().view(3, -1).view(g.shape)  # as flattening hands it back
-            for given in (given_g, kernels.side_by_side(flat)):
-                back = torch.zeros((3, wide, high, across), dtype=dtype, device=device)
-                back = back.contiguous(memory_format=torch.channels_last)
-                gpu.unpool(given, there, back)
-                assert torch.equal(back.cpu(), kernels.widened(kernels.unpool(g, images, wide), wide))
+        there, given_g = images.to(device), g.to(device)
+        out = torch.full_like(given_g, torch.nan)
+        gpu.pool(there, out)
+        torch.testing.assert_close(out.cpu(), kernels.pool(images), rtol=0, atol=0, equal_nan=True)
+        flat = given_g.contiguous().view(3, -1).view(g.shape)  # as flattening hands it back
+        for given in (given_g, kernels.side_by_side(flat)):
+            back = torch.zeros_like(there)
+            gpu.unpool(given, there, back)
+            assert torch.equal(back.cpu(), kernels.unpool(g, images))
 
 
 def compare_norms(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -116,34 +102,28 @@ def compare_norms(rows: int, columns: int, dtype: torch.dtype, device: str = "cp
     torch.manual_seed(rows + columns)
     x = (torch.randn(rows, columns) * torch.logspace(-1, 1, columns) + torch.linspace(-30, 30, columns)).to(dtype)
     x[:, 0], g = 3.0, torch.randn(rows, columns).to(dtype)
-    gaps, widths = (0, 3, -columns % 8 + 8), (columns, kernels.roomy(columns), columns + 3)
-    for number, (relu, tracked, apart) in enumerate(product((True, False), (True, False), gaps)):
-        wide = widths[(number + number // 3) % 3]
+    for relu, tracked in product((True, False), (True, False)):
         weight, bias = torch.randn(columns), torch.randn(columns)
         before = [torch.randn(columns), torch.rand(columns)] if tracked else None
-        given_x, given_g = (
-            F.pad(t.to(device), (0, gap), value=torch.nan)[:, :columns]
-            for t, gap in ((x, apart), (g, gaps[number % 2]))
-        )
-        y = torch.empty(rows, wide, dtype=dtype)
-        mine = torch.full((rows, wide), torch.nan, dtype=dtype, device=device)
+        given_x, given_g = x.to(device), g.to(device)
+        y = torch.empty(rows, columns, dtype=dtype)
+        mine = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
         here, there = (_norm_of(weight, bias, before, where) for where in ("cpu", device))
         moments, found = kernels.standardize(x, y, here, relu), gpu_norm.standardize(given_x, mine, there, relu)
         torch.testing.assert_close(found.mean.cpu(), moments.mean, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.inverse.cpu()[1:], moments.inverse[1:], rtol=1e-4, atol=0)
         near = 1e-4 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(mine.cpu()[:, 1:], y[:, 1:], rtol=near, atol=near)
-        assert not mine[:, columns:].any()
         for tensor, twin in ((there.mean, here.mean), (there.var, here.var)):
             assert (tensor is None) == (twin is None) == (not tracked)
             if tensor is not None:
                 torch.testing.assert_close(tensor.cpu(), twin, rtol=1e-4, atol=1e-5)
         # Back from the twin's moments: in a feature that is always the same all would be rounding.
         same = kernels.Moments(moments.mean.to(device), moments.inverse.to(device))
-        for asked in (wide, None):
-            wanted = kernels.unstandardize(g, x, moments, here, relu, asked)
+        for asked in (True, False):
+            wanted = kernels.unstandardize(g, x, moments, here, relu, wants_x=asked)
             got = gpu_norm.unstandardize(given_g, given_x, same, there, relu, asked)
-            assert (got[0] is None) == (wanted[0] is None) == (asked is None)
+            assert (got[0] is None) == (wanted[0] is None) == (not asked)
             for one, other in zip(got[1:], wanted[1:], strict=True):
                 torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-5 * rows)
             if got[0] is not None:
@@ -168,12 +148,6 @@ def drift(device: str = "cpu") -> None:
 def _norm_of(weight: Tensor, bias: Tensor, tracked: list[Tensor] | None, device: str) -> kernels.Norm:
     mean, var = (None, None) if tracked is None else (t.to(device, copy=True) for t in tracked)
     return kernels.Norm(weight.to(device), bias.to(device), mean, var, 0.3, 1e-5)
-
-
-def _with_room(x: Tensor, wide: int, device: str) -> Tensor:
-    behind = (0, 0, 0, 0, 0, wide - x.shape[1])
-    wider = F.pad(x.to(device), behind, value=torch.nan).contiguous(memory_format=torch.channels_last)
-    return wider[:, : x.shape[1]]
 
 
 def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:
@@ -251,7 +225,7 @@ class Mixture(nn.Module):
 
 
 class Wide(nn.Module):
-    """More than 64 features, in odd numbers and in multiples of 8, through what hands on room and what does not."""
+    """More than 64 features, in odd numbers and in multiples of 8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,21 +278,6 @@ def step(net: GrowingNetwork, x: Tensor, task: str, *, by_kernels: bool) -> dict
             out.sin().sum().backward()
     moved = {name: buffer for name, buffer in net.named_buffers() if "running" in name}
     return {"input": x.grad, "output": out.detach()} | moved | {name: p.grad for name, p in net.named_parameters()}
-
-
-def keep_room() -> None:
-    """Zeros behind odd widths go with the features from layer to layer, there and back: few columns are copied, and the
-    features of the last layer alone."""
-    net, copied, plain = grown(Normalized, "reused", 0.2, 0.7), list[int](), kernels.gather
-
-    def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
-        copied.append(columns)
-        return plain(x, places, columns, sums)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "gather", gather)
-        step(net, torch.randn(4, 3, 8, 8).contiguous(memory_format=torch.channels_last), "b", by_kernels=True)
-    assert [columns for columns in copied if columns > 8] == [16]
 
 
 def compare_plain(device: str = "cpu") -> None:

@@ -30,7 +30,7 @@ def compare_late() -> None:
             for name, buffer in net.named_buffers():
                 buffer.copy_(buffers[name])
             for parameter in net.parameters():
-                parameter += 0.01  # what the first turn left in place is stale
+                parameter += 0.01
         wanted = step(copy.deepcopy(net), x, "b", by_kernels=True)
         with main.recording(), _waiting(main):
             found = step(net, x, "b", by_kernels=True)

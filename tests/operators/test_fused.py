@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -20,11 +19,10 @@ from zeroforget.growing import layers
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.operators import recorded as quick
 from zeroforget.operators import reference as kernels
-from zeroforget.operators.fused import Plan, fused, widths
+from zeroforget.operators.fused import Plan, fused
 from zeroforget.operators.places import Places
 from zeroforget.operators.plain import Block, Geometry
 from zeroforget.operators.reference import Affine, positions
-from zeroforget.operators.side_streams import Done
 from zeroforget.proving.grow import grow
 
 
@@ -88,9 +86,7 @@ def test_it_computes_what_autograd_computes(case: dict[str, Any]) -> None:
     if geometry is not None:
         given_x = given_x.contiguous(memory_format=torch.channels_last)
     given_x.requires_grad_()
-    more_out, more_in = (to - n for to, n in zip(widths((out, into)), (out, into), strict=True))
-    wide = F.pad(weight.detach(), [*[0] * (2 * weight.dim() - 4), 0, more_in, 0, more_out])
-    fast = fused(given_x, rows, cols, wide, affine, plan)
+    fast = fused(given_x, rows, cols, weight.detach(), affine, plan)
     torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
     parts = [t for t in (given_x, rows, cols, born, gamma, beta) if t is not None]
     if not fast.requires_grad:
@@ -161,10 +157,10 @@ def test_a_network_learns_alike_with_and_without_it(
 ) -> None:
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     y = torch.tensor([0, 1, 2, 0])
-    used: list[tuple[int, int]] = []
+    used: list[int] = []
 
     def always(given: Tensor, geometry: Geometry | None) -> bool:
-        used.append((given.shape[1], kernels.room(given)))
+        used.append(given.shape[1])
         return geometry is not None or given.dim() == 2
 
     gradients = []
@@ -179,17 +175,9 @@ def test_a_network_learns_alike_with_and_without_it(
         gradients.append({name: p.grad for name, p in net.named_parameters()})
         out = net.eval()(x, "b")
         torch.testing.assert_close(net.dense("b")(x), out, rtol=0, atol=0)
-    # Behind a convolution, and behind its pooling, there is room; flattening leaves none.
-    assert [room for _, room in used[:3]] == [3, *(kernels.roomy(features) for features, _ in used[1:3])]
-    assert used[3][0] == used[3][1]
     assert len(used) == 5
     assert all(g is not None for g in gradients[0].values())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
-
-
-def test_products_have_room_for_what_matrix_units_like() -> None:
-    rooms = {3: 3, 8: 8, 9: 16, 38: 40, 40: 40, 64: 64, 65: 80, 71: 80, 72: 72, 80: 80, 130: 144, 307: 320, 512: 512}
-    assert {features: kernels.roomy(features) for features in rooms} == rooms
 
 
 @pytest.mark.parametrize("wide", [6, 16, 23])
@@ -208,37 +196,17 @@ def test_its_output_may_be_overwritten(fn: str, wide: int, monkeypatch: pytest.M
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-11, atol=1e-12)
 
 
-def test_a_weight_in_room_for_more_follows_its_newborn_parts() -> None:
-    net = learned("reused", NETWORKS[1])
-    weights = [(layer, layer.grown) for layer in net.modules() if isinstance(layer, layers.GrowingLayer)]
-    assert any(widths(grown.value.shape) != grown.value.shape[:2] for _, grown in weights)
-    for _, grown in weights:
-        wanted = widths(grown.value.shape)
-        for dtype in (torch.float64, torch.bfloat16):  # double precision stays
-            first = grown.synced(dtype, wanted)
-            assert first.shape == (*wanted, *grown.value.shape[2:])
-            for part in (grown.rows, grown.cols):
-                if part is not None:
-                    part.data += 1.0
-            again = grown.synced(dtype, wanted)
-            assert again.data_ptr() == first.data_ptr()
-            whole = grown.whole().detach()
-            outputs, inputs = whole.shape[:2]
-            assert torch.equal(again[:outputs, :inputs], whole)
-            assert not again[outputs:].any()
-            assert not again[:, inputs:].any()
-        assert torch.equal(grown.synced(), grown.whole())
-
-
-def test_a_weight_that_a_recorded_step_reads_stays_where_it_is() -> None:
+def test_a_weight_in_a_lower_precision_follows_its_newborn_parts_and_stays_where_it_is() -> None:
     net = learned("reused", NETWORKS[1]).float()
-    for layer in (m for m in net.modules() if isinstance(m, layers.GrowingLayer)):
-        grown, wanted = layer.grown, widths(layer.grown.value.shape)
-        recorded = grown.synced(torch.bfloat16, wanted)
-        grown.synced(torch.bfloat16)  # for another step, which does not fuse
-        assert grown.synced(torch.bfloat16, wanted) is recorded
-        outputs, inputs = grown.value.shape[:2]
-        assert torch.equal(recorded[:outputs, :inputs], grown.whole().bfloat16())
+    for grown in (m.grown for m in net.modules() if isinstance(m, layers.GrowingLayer)):
+        recorded = grown.synced(torch.bfloat16)
+        for part in (grown.rows, grown.cols):
+            if part is not None:
+                part.data += 1.0
+        grown.synced()  # for another step, in full precision
+        assert grown.synced(torch.bfloat16) is recorded
+        assert torch.equal(recorded, grown.whole().bfloat16())
+        assert torch.equal(grown.synced(), grown.whole())
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])
@@ -250,36 +218,6 @@ def test_inputs_of_another_size_are_refused_and_not_filled_up(channels: int, mon
     layer = next(m for m in net.modules() if isinstance(m, layers.GrowingLayer) and m.grown.value.dim() == 2)
     with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|size mismatch"):
         layer(torch.randn(2, layer.in_features + 1, dtype=torch.float64))
-
-
-def test_an_error_while_parameters_are_brought_into_place_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Recorded:
-        """As while a step is recorded."""
-
-        recorded = True
-
-        def __init__(self, x: Tensor) -> None: ...
-        def __enter__(self) -> Recorded:
-            return self
-
-        def __exit__(self, *error: object) -> None: ...
-        def aside(self) -> AbstractContextManager[None]:
-            return nullcontext()
-
-    net, made = learned("reused"), []
-
-    def make_ready(self: layers.GrowingLayer, *args: object) -> None:
-        if made:
-            raise RuntimeError("out of memory")
-        made.append(self)
-        self._ready = layers._Ready(None, self.grown.value, kernels.Vectors(), Done(torch.device("cpu")))
-
-    monkeypatch.setattr(layers, "Beside", Recorded)
-    monkeypatch.setattr(layers.GrowingLayer, "make_ready", make_ready)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        net(torch.randn(2, 3, 8, 8, dtype=torch.float64), "b")
-    assert made
-    assert all(layer._ready is None for layer in made)
 
 
 def test_a_rectifier_runs_inside_its_layer_only_where_nothing_else_reads_it() -> None:

@@ -25,7 +25,6 @@ from tests.operators.kernel_twins import (
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import registry
 from zeroforget.nets import build
-from zeroforget.operators import fused
 from zeroforget.operators import reference as kernels
 from zeroforget.operators.recorded import Quick, rectified, wide_products
 from zeroforget.operators.side_streams import late
@@ -114,9 +113,7 @@ def test_gradients_are_those_of_double_precision(
     bound: float,
     align: int,
     pooled: Callable[[], AbstractContextManager[object]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fused, "_LONG", 0 if align > 1 else fused._LONG)  # as with a larger batch
     net = growing(name, shape, align)
     for module in net.modules():  # its draws differ between precisions
         if isinstance(module, torch.nn.Dropout):

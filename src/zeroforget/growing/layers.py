@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,11 +12,10 @@ from torch.nn import functional as F
 
 from zeroforget.axes.labels import Label, births_of
 from zeroforget.growing.tensors import GrowingTensor
-from zeroforget.operators.fused import Plan, fits, fused, widths
+from zeroforget.operators.fused import Plan, fits, fused
 from zeroforget.operators.places import Places, select
 from zeroforget.operators.plain import Geometry, Scaling, apply, autocast_dtype, grown
-from zeroforget.operators.reference import Affine, Vectors, positions, vectors
-from zeroforget.operators.side_streams import Beside, Done
+from zeroforget.operators.reference import Affine, positions
 
 Births = Mapping[str, Tensor]
 
@@ -92,7 +89,6 @@ class GrowingLayer(nn.Module):
         """Whether the rectifier behind this layer runs as part of it."""
         self._scaled: Scaling | None = None
         self._fused: tuple[Plan, Tensor, Tensor] | None = None
-        self._ready: _Ready | None = None
         self._remembered = {k: getattr(plain, k) for k in _REMEMBERED if hasattr(plain, k)}
         self.convolution = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
         """Stride, padding and the like; None of a linear layer."""
@@ -153,8 +149,8 @@ class GrowingLayer(nn.Module):
         known = x.shape[1] == self.grown.value.shape[1]  # of any other input torch shall say that it does not fit
         if known and fits(x, geometry) and self._fuses(norm):
             plan, affine = self._fuse(norm, geometry, x.device)
-            weight, made = self._values(autocast_dtype(x))
-            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan, made)
+            weight = self.grown.synced(autocast_dtype(x))
+            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan)
         y = self._plainly(x, norm, geometry)
         return F.relu(y) if self.relu else y
 
@@ -183,27 +179,6 @@ class GrowingLayer(nn.Module):
 
     def _fuses(self, norm: FeatureNorm) -> bool:
         return self.folds or not (len(norm.covered) or self.relu)
-
-    def make_ready(self, dtype: torch.dtype | None, device: torch.device, done: Done) -> None:
-        """Bring what the fused operator reads of the parameters into place, before the layer's turn and on the current
-        stream, until `done`; for a layer that has had a turn in this task."""
-        norm = self.norms[-1]
-        assert isinstance(norm, FeatureNorm)
-        if self._fused is not None and self._fused[0].block is self.grown.block and self._fuses(norm):
-            _, affine = self._fuse(norm, self._fused[0].geometry, device)
-            weight = self.grown.synced(dtype, widths(self.grown.value.shape))
-            self._ready = _Ready(dtype, weight, vectors(affine), done)
-
-    def forget_ready(self) -> None:
-        """Parameters may change from now on."""
-        self._ready = None
-
-    def _values(self, dtype: torch.dtype | None) -> tuple[Tensor, Vectors | None]:
-        """The whole weight in this precision and, where they are ready, scale and shift."""
-        if self._ready is None or self._ready.dtype != dtype:
-            return self.grown.synced(dtype, widths(self.grown.value.shape)), None
-        self._ready.done.wait()
-        return self._ready.weight, self._ready.made
 
     def _fuse(self, norm: FeatureNorm, geometry: Geometry | None, device: torch.device) -> tuple[Plan, Affine]:
         """What the fused operator needs to know, kept from step to step."""
@@ -244,7 +219,7 @@ class GrowingLayer(nn.Module):
         return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_scaled": None, "_fused": None, "_ready": None}
+        return self.__dict__ | {"_scaled": None, "_fused": None}
 
     @property
     def learned_scale(self) -> Tensor | None:
@@ -288,36 +263,6 @@ def refresh(layers: Iterable[GrowingLayer]) -> None:
         folds = (torch.stack(smallest) > _SMALLEST_SCALE).tolist()  # a GPU is waited for once, not for each layer
         for (layer, _), fold in zip(found, folds, strict=True):
             layer.folds = fold
-
-
-@dataclass(frozen=True, eq=False)
-class _Ready:
-    """What a layer reads of its parameters, made aside, and when it is done."""
-
-    dtype: torch.dtype | None
-    weight: Tensor
-    made: Vectors
-    done: Done
-
-
-@contextmanager
-def ahead(net: nn.Module, x: Tensor) -> Iterator[None]:
-    """While a step is recorded, every layer's parameters are brought into place beside the work of the first ones."""
-    with Beside(x) as beside:
-        layers = [layer for layer in net.modules() if isinstance(layer, GrowingLayer)] if beside.recorded else []
-        try:
-            with beside.aside():
-                done = Done(x.device)
-                for number, layer in enumerate(layers, 1):
-                    layer.make_ready(autocast_dtype(x), x.device, done)
-                    # Not each by itself, since waiting has a price: the next one, the next two, the next four.
-                    if number.bit_count() == 1 or number == len(layers):
-                        done.mark()
-                        done = Done(x.device)
-            yield
-        finally:
-            for layer in layers:
-                layer.forget_ready()
 
 
 def _normalize(y: Tensor, norm: FeatureNorm, dim: int) -> Tensor:

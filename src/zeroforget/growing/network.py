@@ -28,7 +28,7 @@ from zeroforget.growing.births import states
 from zeroforget.growing.convert import live
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, as_growth, whole
-from zeroforget.growing.layers import GrowingLayer, GrowingNorm, ahead, bits, refresh, seal, tie, unseal
+from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, seal, tie, unseal
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.transaction import all_or_nothing
@@ -301,8 +301,7 @@ class GrowingNetwork(nn.Module):
     def newest_logits(self, x: Tensor) -> Tensor:
         """The newest task's logits, with gradients to what is newborn."""
         self._inject()
-        with ahead(self.body, x):
-            features = self.body(x)
+        features = self.body(x)
         if not isinstance(features, Tensor):
             returned = type(features).__name__
             raise ValueError(f"in training mode the network returns {returned}; let it return its features alone")

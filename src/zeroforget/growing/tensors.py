@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from zeroforget.axes.labels import Label, axis_names, births_of
 from zeroforget.operators.places import Places, select
@@ -60,7 +59,7 @@ class GrowingTensor(nn.Module):
         spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
         facts = [float(spread), float(self.value.double().mean()), float(self._inputs())]
         self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
-        self._low: dict[tuple[torch.dtype, torch.device, torch.Size], Tensor] = {}
+        self._low: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.task = -1
         self.row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
         self.col_births = self._no_births()
@@ -172,27 +171,24 @@ class GrowingTensor(nn.Module):
         """Copy the newborn values into the whole."""
         self._write(self.value.data)
 
-    def synced(self, dtype: torch.dtype | None = None, room: tuple[int, ...] = ()) -> Tensor:
-        """The whole with the newborn values in it, in a lower precision if asked for, or in room for more along its
-        first dimensions, zeros there: its frozen part is copied once and kept, so that a step copies only the new."""
+    def synced(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole with the newborn values in it, in a lower precision if asked for: its frozen part is converted once
+        and kept, so that a step converts only the new."""
         own = self.value
         dtype = own.dtype if dtype is None or own.dtype == torch.float64 else dtype
-        shape = torch.Size([*room, *own.shape[len(room) :]])
-        if dtype == own.dtype and shape == own.shape:
+        if dtype == own.dtype:
             if self.rows is not None and not len(self.block.old_out):  # all is newborn: nothing to copy
                 return self.rows.data
             self.sync()
             return own
         # All of them are kept: a step that was recorded with one may be replayed after others were asked for.
-        low = self._low.get((dtype, own.device, shape))
+        low = self._low.get((dtype, own.device))
         if low is None:
             self.sync()
             with torch.inference_mode(False):  # it is kept for steps that are not
-                behind = [(0, more - n) for n, more in zip(reversed(own.shape), reversed(shape), strict=True)]
-                low = F.pad(own.to(dtype), [size for pair in behind for size in pair])
-                self._low[dtype, own.device, shape] = low
+                low = self._low[dtype, own.device] = own.to(dtype)
         else:
-            self._write(low.data[tuple(slice(size) for size in own.shape)])
+            self._write(low.data)
         return low
 
     def _write(self, whole: Tensor) -> None:

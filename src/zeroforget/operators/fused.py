@@ -1,17 +1,12 @@
 """A layer's product, bias, feature normalization and rectifier as one operator, for GPUs.
 
-The product is the library's; everything else of a step is one pass over the outputs there and one back (`kernels.py`).
-The gradient of the newborn blocks reads copies of a few channels, padded to what matrix units like; the gradient with
-respect to all outputs is read whole, since a slice of its channels would be a copy.
-
-Products of odd widths are slow on matrix units. A weight that comes in room for more (`widths`) is multiplied as it is,
-zeros included. What comes out has zeros behind its features then, which stay there for the next layer to multiply; an
-input without them gets them. On the way back it is the same.
+The product is the library's; everything else of a step is one pass over the outputs there and one back
+(`reference.py`). The gradient of the newborn blocks reads copies of a few channels, padded to what matrix units like;
+the gradient with respect to all outputs is read whole, since a slice of its channels would be a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +20,8 @@ from zeroforget.operators.plain import Block, Geometry, apply, autocast_dtype, c
 from zeroforget.operators.reference import Affine
 from zeroforget.operators.side_streams import Beside, Given
 
-
-def widths(shape: Sequence[int]) -> tuple[int, int]:
-    """With how many outputs and inputs a product of this shape is computed."""
-    return kernels.roomy(shape[0]), kernels.roomy(shape[1])
-
-
 _FROZEN = 0.5
 """Where a smaller share of a weight than this is frozen, its gradient is found in one product, not in two."""
-_NARROW, _LONG = 64, 100_000
-"""A weight with at most so many outputs and inputs gets its gradient in one product too, if that is over so many
-positions or more: the library takes longer for a few of 64 features than for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,21 +43,12 @@ def fits(x: Tensor, geometry: Geometry | None) -> bool:
     return x.dim() == 4 and geometry.groups == 1 and kernels.lies_side_by_side(x)
 
 
-def fused(
-    x: Tensor,
-    rows: Tensor | None,
-    cols: Tensor | None,
-    weight: Tensor,
-    affine: Affine,
-    plan: Plan,
-    made: kernels.Vectors | None = None,
-) -> Tensor:
-    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already, and
-    `made`, if it is there, those of `affine`."""
-    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan, made, kernels.room(x))
+def fused(x: Tensor, rows: Tensor | None, cols: Tensor | None, weight: Tensor, affine: Affine, plan: Plan) -> Tensor:
+    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already."""
+    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan)
     with torch.cuda.device_of(x):  # kernels are launched on the current device, be it x's or not
         out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
-    return kernels.with_room(out, weight.shape[0])
+    return out
 
 
 class _Fused(torch.autograd.Function):
@@ -87,22 +64,16 @@ class _Fused(torch.autograd.Function):
         weight: Tensor,
         affine: Affine,
         plan: Plan,
-        made: kernels.Vectors | None,
-        room: int,
     ) -> Tensor:
-        ctx.plan, ctx.input_dtype, ctx.inputs = plan, x.dtype, x.shape[1]
+        ctx.plan, ctx.input_dtype, ctx.shape = plan, x.dtype, x.shape
         ctx.given = [Given.of(part) for part in (rows, cols, born, gamma, beta)]
         dtype = autocast_dtype(x)
-        x = kernels.widened(x, room) if x.dtype == (dtype or x.dtype) else cast(x, dtype)
-        x, weight = _wider(x, weight.shape[1]), cast(weight, dtype)
-        ctx.shape = x.shape
+        x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, plan.geometry)
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
-        ctx.vectors = kernels.vectors(affine) if made is None else made
-        features = len(affine.born_at)
-        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu, features)
-        out = kernels.narrowed(out, features)
+        ctx.vectors = kernels.vectors(affine)
+        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu)
         # The inputs that a gradient needs: all of them for new rows, else only the new ones.
         kept: Tensor | None = x
         ctx.whole = rows is not None
@@ -121,14 +92,12 @@ class _Fused(torch.autograd.Function):
         rows, cols, born, gamma, beta = (part if needed else None for part, needed in wanted)
         plan: Plan = ctx.plan
         block, geometry = plan.block, plan.geometry
-        if out is None and kernels.room(g) == weight.shape[0]:  # it brings its zeros along
-            g = kernels.widened(g, weight.shape[0])
         g = kernels.side_by_side(g)
         left = None if out is None else kernels.matrix(out)
-        flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu, weight.shape[0])
+        flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu)
         gy = kernels.like(flat, g)
         whole = by_gamma = by_beta = by_cols = grad_x = None
-        at_once = rows is not None and cols is not None and _at_once(block, ctx.inputs, len(flat))
+        at_once = rows is not None and cols is not None and _at_once(block, ctx.shape[1])
         with Beside(g) as beside:
             beside.reads(gy, x, sums)
             with beside.aside():
@@ -141,7 +110,6 @@ class _Fused(torch.autograd.Function):
                     by = sums()
                     by_gamma, by_beta = plan.covered.take(by.gamma, 0), plan.covered.take(by.beta, 0)
                     by_born = block.new_out.take(by.bias, 0)
-                by_rows = None if by_rows is None else by_rows[:, : ctx.inputs]
                 found = (rows, by_rows), (born, by_born), (gamma, by_gamma), (beta, by_beta)
                 grad_rows, *others = [beside.give(given, by) for given, by in found]
             with beside.aside(0 if at_once else 1):
@@ -153,8 +121,8 @@ class _Fused(torch.autograd.Function):
                     by_cols = by_cols[:, : len(block.new_in)]
                 grad_cols = beside.give(cols, by_cols)
             if ctx.needs_input_grad[0]:
-                grad_x = input_gradient(gy, weight, ctx.shape, geometry).narrow(1, 0, ctx.inputs).to(ctx.input_dtype)
-        return (grad_x, grad_rows, grad_cols, *others, None, None, None, None, None)
+                grad_x = input_gradient(gy, weight, ctx.shape, geometry).to(ctx.input_dtype)
+        return (grad_x, grad_rows, grad_cols, *others, None, None, None)
 
 
 def _by_new_outputs(
@@ -170,20 +138,10 @@ def _by_new_outputs(
     return _weight_part(new, x, weight, plan.geometry)[: len(plan.block.new_out)], total
 
 
-def _wider(x: Tensor, columns: int) -> Tensor:
-    """x with features of zeros behind its own."""
-    own = x.shape[1]
-    if own == columns:
-        return x
-    rows = kernels.matrix(kernels.side_by_side(x))
-    return kernels.like(kernels.gather(rows, kernels.every(own), columns, False)[0], x)
-
-
-def _at_once(block: Block, inputs: int, positions: int) -> bool:
+def _at_once(block: Block, inputs: int) -> bool:
     """Whether the gradient of the whole weight takes less time than those of its two newborn blocks."""
     outputs = len(block.new_out) + len(block.old_out)
-    mostly_new = len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
-    return mostly_new or (max(outputs, inputs) <= _NARROW and positions >= _LONG)
+    return len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
 
 
 def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -51,12 +51,10 @@ class Quick(TorchFunctionMode):
         if func is F.conv2d and (found := _read(*args, **kwargs)) is not None:
             return self._rectify(_Convolved, found, found[1])
         if func is F.batch_norm and (norm := _norm(*args, **kwargs)) is not None:
-            room = kernels.room(norm[0])
-            return kernels.with_room(self._rectify(_Standardized, (*norm, room), norm[1]), room)
+            return self._rectify(_Standardized, norm, norm[1])
         if func is F.max_pool2d and (image := _halved(*args, **kwargs)) is not None:
-            room = kernels.room(image)
             with torch.cuda.device_of(image):
-                return kernels.with_room(_Pooled.apply(image, room), room)  # type: ignore[no-untyped-call]
+                return _Pooled.apply(image)  # type: ignore[no-untyped-call]
         if func is F.linear and (mixed := _mixed(*args, **kwargs)) is not None:
             return _Linear.apply(*mixed)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
@@ -246,7 +244,7 @@ def _wide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels take this input: images on a GPU, channels last; there may be gaps between positions."""
+    """Whether the kernels take this input: images on a GPU, channels last."""
     return kernels.on_gpu(x) and x.dim() == 4 and kernels.lies_side_by_side(x)
 
 
@@ -297,28 +295,26 @@ class _Standardized(torch.autograd.Function):
         var: Tensor | None,
         momentum: float,
         eps: float,
-        room: int,
         relu: bool,
     ) -> Tensor:
         given, x = kernels.Norm(weight, bias, mean, var, momentum, eps), kernels.side_by_side(x)
-        out = kernels.images(x, (x.shape[0], room, *x.shape[2:]))
+        out = kernels.images(x, tuple(x.shape))
         moments = kernels.standardize(kernels.matrix(x), kernels.matrix(out), given, relu)
-        ctx.relu, ctx.numbers, ctx.room = relu, (momentum, eps), room
+        ctx.relu, ctx.numbers = relu, (momentum, eps)
         ctx.save_for_backward(x, weight, bias if relu else None, moments.mean, moments.inverse)
-        return kernels.narrowed(out, x.shape[1])
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, inverse = ctx.saved_tensors
         given = kernels.Norm(weight, weight if bias is None else bias, None, None, *ctx.numbers)  # unread without relu
-        rows = kernels.matrix(kernels.side_by_side(g))
-        moments, wide = kernels.Moments(mean, inverse), ctx.room if ctx.needs_input_grad[0] else None
-        flat, by_weight, by_bias = kernels.unstandardize(rows, kernels.matrix(x), moments, given, ctx.relu, wide)
-        by_x = None
-        if flat is not None:
-            by_x = kernels.with_room(kernels.narrowed(kernels.like(flat, x), x.shape[1]), ctx.room)
-        return by_x, by_weight, by_bias, *[None] * 6
+        rows, moments = kernels.matrix(kernels.side_by_side(g)), kernels.Moments(mean, inverse)
+        found = kernels.unstandardize(
+            rows, kernels.matrix(x), moments, given, ctx.relu, wants_x=ctx.needs_input_grad[0]
+        )
+        by_x, by_weight, by_bias = found
+        return None if by_x is None else kernels.like(by_x, x), by_weight, by_bias, *[None] * 5
 
 
 class _Linear(torch.autograd.Function):
@@ -347,13 +343,12 @@ class _Linear(torch.autograd.Function):
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wide: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.wide = wide
-        return kernels.pool(x, wide)
+        return kernels.pool(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return kernels.unpool(kernels.side_by_side(g), x, ctx.wide), None
+        return kernels.unpool(kernels.side_by_side(g), x)

@@ -1,7 +1,7 @@
 """The passes over activations that a learning step makes beside its products, each as one kernel on a GPU.
 
-The functions here are plain torch, and the tests hold the GPU's kernels (`gpu.py`) to them. Activations are matrices:
-one row for each position of each image, one column for each feature.
+The functions here are plain torch, and the tests hold the GPU's kernels (`triton_layers.py`, `triton_norms.py`) to
+them. Activations are matrices: one row for each position of each image, one column for each feature.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def works(device: torch.device) -> bool:
 
         y = torch.zeros(1, 1, device=device)
         with torch.cuda.device_of(y):
-            gpu.finish(y, Vectors(), True, 1)
+            gpu.finish(y, Vectors(), True)
     except Exception as error:  # a compiler's, a driver's or the system's
         warnings.warn(f"Triton does not work here, so learning goes the plain, slower way: {error}", stacklevel=2)
         return False
@@ -46,62 +46,14 @@ LANES = 8
 """Features of a position are read so many at a time, where they begin at a multiple of it."""
 
 
-_WIDE = 64
-"""Above so many features, a product of an odd multiple of `LANES` takes longer than one of the next even one."""
-
-
-def roomy(features: int) -> int:
-    """In room for how many features so many are computed: a few stay as few, and a multiple of `LANES` as it is, since
-    what other operators make of it comes without zeros behind it."""
-    if features <= LANES or features % LANES == 0:
-        return features
-    multiple = LANES if features <= _WIDE else 2 * LANES
-    return -(-features // multiple) * multiple
-
-
-_ROOM = "_zeroforget_room"
-
-
-def room(x: Tensor) -> int:
-    """How many features there are with the zeros that lie behind those of x, if x is known to have such."""
-    wide: int = getattr(x, _ROOM, x.shape[1])
-    return wide if x.stride(-1 if x.dim() == 4 else 0) == wide else x.shape[1]
-
-
-def with_room(x: Tensor, wide: int) -> Tensor:
-    """x, known from now on to have zeros behind its features (what is computed from it is not)."""
-    if wide != x.shape[1]:
-        setattr(x, _ROOM, wide)
-    return x
-
-
-def widened(x: Tensor, wide: int) -> Tensor:
-    """x together with the zeros that lie behind its features."""
-    return x if wide == x.shape[1] else x.as_strided((x.shape[0], wide, *x.shape[2:]), x.stride())
-
-
-def narrowed(x: Tensor, features: int) -> Tensor:
-    """The first features of x, in its memory, but no view to autograd: whoever gets it may overwrite it in place."""
-    if features == x.shape[1]:
-        return x
-    shape = (x.shape[0], features, *x.shape[2:])
-    return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), shape, x.stride())
-
-
 def side_by_side(x: Tensor) -> Tensor:
-    """The same, the features of each position side by side; there may be gaps between positions."""
-    return x if lies_side_by_side(x) else x.contiguous(memory_format=_layout(x))
+    """The same, the features of each position side by side."""
+    return x.contiguous(memory_format=_layout(x))
 
 
 def lies_side_by_side(x: Tensor) -> bool:
     """Whether they are."""
-    if x.is_contiguous(memory_format=_layout(x)):
-        return True
-    if x.dim() == 2:
-        return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
-    _, features, height, width = x.shape
-    apart = x.stride(3)
-    return apart >= features and x.stride() == (height * width * apart, 1, width * apart, apart)
+    return x.is_contiguous(memory_format=_layout(x))
 
 
 def _layout(x: Tensor) -> torch.memory_format:
@@ -180,24 +132,21 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(scale, beta, beta if bias is None else beta + scale * bias)
 
 
-def finish(y: Tensor, given: Vectors, relu: bool, features: int | None = None) -> None:
-    """y ← relu(scale · y + shift) in place, each part only where there is one, in the first features (None: in all);
-    what lies behind them becomes zeros."""
-    features = y.shape[1] if features is None else features
-    if given.shift is None and not relu:  # zeros lie there already, by zeros in the weight (of finite inputs)
+def finish(y: Tensor, given: Vectors, relu: bool) -> None:
+    """y ← relu(scale · y + shift) in place, each part only where there is one."""
+    if given.shift is None and not relu:
         return
     if on_gpu(y):
         from zeroforget.operators import triton_layers as gpu
 
-        gpu.finish(y, given, relu, features)
+        gpu.finish(y, given, relu)
         return
-    wide = y[:, :features].to(_wide(y))
+    wide = y.to(_wide(y))
     if given.scale is not None:
         wide = wide * given.scale
     if given.shift is not None:
         wide = wide + given.shift
-    y[:, :features] = wide.clamp(min=0) if relu else wide
-    y[:, features:] = 0
+    y.copy_(wide.clamp(min=0) if relu else wide)
 
 
 @dataclass(frozen=True)
@@ -209,36 +158,28 @@ class Sums:
     bias: Tensor
 
 
-def unfinish(
-    g: Tensor, out: Tensor | None, given: Vectors, relu: bool, wide: int | None = None
-) -> tuple[Tensor, Callable[[], Sums] | None]:
+def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple[Tensor, Callable[[], Sums] | None]:
     """Back through `finish`: the gradient of y and, where there is a scale, what finds the sums, for which the next
-    layer need not wait. `out` is what `finish` left, and y was so `wide` (None: as g); what lay behind the features
-    gets zeros. Rows of g and `out` may lie apart.
+    layer need not wait. `out` is what `finish` left.
 
     With m the gradient behind the rectifier: dβ = Σ m, db = γ Σ m, dγ = Σ m (y + b) = (Σ m · out − β Σ m) / γ.
     """
-    wide = g.shape[1] if wide is None else wide
     if given.scale is None and not relu:
-        same = g.shape[1] == wide and g.is_contiguous()
-        return (g if same else gather(g, every(g.shape[1]), wide, False)[0]), None
+        return g, None
+    assert out is not None
     if on_gpu(g):
         from zeroforget.operators import triton_layers as gpu
 
-        assert out is not None
-        return gpu.unfinish(g, out, given, relu, wide)
-    behind = (0, wide - g.shape[1])
+        return gpu.unfinish(g, out, given, relu)
     m = g.to(_wide(g))
     if relu:
-        assert out is not None
         m = m * (out > 0)
     if given.scale is None or given.beta is None:
-        return F.pad(m.to(g.dtype), behind), None
-    assert out is not None
+        return m.to(g.dtype), None
     total, moment = m.sum(0), (m * out).sum(0)
     by_scale = torch.where(given.scale == 0, 0.0, (moment - given.beta * total) / given.scale)
     sums = Sums(by_scale, total, given.scale * total)
-    return F.pad((m * given.scale).to(g.dtype), behind), lambda: sums
+    return (m * given.scale).to(g.dtype), lambda: sums
 
 
 def every(columns: int) -> Places:
@@ -287,8 +228,7 @@ class Moments:
 
 
 def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
-    """y ← batch normalization of at least two rows by their own moments, and then a rectifier, if asked for; what lies
-    behind the features of y becomes zeros. The rows of x may lie apart, those of y do not."""
+    """y ← batch normalization of at least two rows by their own moments, and then a rectifier, if asked for."""
     if on_gpu(x):
         from zeroforget.operators import triton_norms as gpu_norm
 
@@ -300,15 +240,14 @@ def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
             tracked.mul_(1 - given.momentum).add_(now, alpha=given.momentum)
     moments = Moments(mean, (var + given.eps).rsqrt())
     made = (wide - mean) * (moments.inverse * given.weight) + given.bias
-    y[:, : x.shape[1]], y[:, x.shape[1] :] = made.clamp(min=0) if relu else made, 0
+    y.copy_(made.clamp(min=0) if relu else made)
     return moments
 
 
 def unstandardize(
-    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, wide: int | None
+    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, *, wants_x: bool = True
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Back through `standardize`: the gradients of x, so `wide` with zeros behind its features (None: not at all), of
-    the weight and of the bias.
+    """Back through `standardize`: the gradients of x (if wanted), of the weight and of the bias.
 
     With m the gradient behind the rectifier, z what was standardized, over n rows: db = Σ m, dw = Σ m z,
     dx = w · inverse · (m − db / n − z dw / n).
@@ -316,51 +255,48 @@ def unstandardize(
     if on_gpu(x):
         from zeroforget.operators import triton_norms as gpu_norm
 
-        return gpu_norm.unstandardize(g, x, moments, given, relu, wide)
+        return gpu_norm.unstandardize(g, x, moments, given, relu, wants_x)
     z = (x.to(_wide(x)) - moments.mean) * moments.inverse
     m = g.to(_wide(g))
     if relu:
         m = m * (z * given.weight + given.bias > 0)
     by_bias, by_weight = m.sum(0), (m * z).sum(0)
-    if wide is None:
+    if not wants_x:
         return None, by_weight, by_bias
     by_x = (m - by_bias / len(x) - z * by_weight / len(x)) * (moments.inverse * given.weight)
-    return F.pad(by_x.to(x.dtype), (0, wide - x.shape[1])), by_weight, by_bias
+    return by_x.to(x.dtype), by_weight, by_bias
 
 
-def pool(x: Tensor, wide: int) -> Tensor:
-    """The largest of each two by two positions of images whose channels are last; zeros behind them up to `wide`."""
+def pool(x: Tensor) -> Tensor:
+    """The largest of each two by two positions of images whose channels are last."""
+    if not on_gpu(x):
+        return F.max_pool2d(x, 2)
+    from zeroforget.operators import triton_layers as gpu
+
     n, channels, height, width = x.shape
-    out = images(x, (n, wide, height // 2, width // 2))
-    if on_gpu(x):
-        from zeroforget.operators import triton_layers as gpu
-
-        gpu.pool(x, out)
-    else:
-        out[:, :channels], out[:, channels:] = F.max_pool2d(x, 2), 0
-    return narrowed(out, channels)
+    out = images(x, (n, channels, height // 2, width // 2))
+    gpu.pool(x, out)
+    return out
 
 
-def unpool(g: Tensor, x: Tensor, wide: int) -> Tensor:
+def unpool(g: Tensor, x: Tensor) -> Tensor:
     """Back through `pool`: the gradient goes to the largest, the first of several."""
-    n, channels, height, width = x.shape
-    grad = images(x, (n, wide, height, width))
-    if height % 2 or width % 2:  # a last row or column that no window holds
-        grad.zero_()
-    if on_gpu(x):
-        from zeroforget.operators import triton_layers as gpu
-
-        gpu.unpool(g, x, grad)
-    else:
+    if not on_gpu(x):
         _, where = F.max_pool2d(x, 2, return_indices=True)
         back = torch.ops.aten.max_pool2d_with_indices_backward
-        grad[:, :channels] = back(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
-        grad[:, channels:] = 0
-    return narrowed(grad, channels)
+        found: Tensor = back(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
+        return found
+    from zeroforget.operators import triton_layers as gpu
+
+    grad = images(x, tuple(x.shape))
+    if x.shape[2] % 2 or x.shape[3] % 2:  # a last row or column that no window holds
+        grad.zero_()
+    gpu.unpool(g, x, grad)
+    return grad
 
 
 def images(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Room for images whose channels are last."""
+    """Images yet to be computed, their channels last."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 

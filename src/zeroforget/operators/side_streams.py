@@ -1,8 +1,7 @@
 """Parts of a recorded step at the same time: while a GPU finds the gradients of layers' inputs, those of weights too.
 
-The gradients of a few newborn features do not fill a GPU, and the layers below do not wait for them. Nor do the first
-layers wait for what later ones make of their parameters. Within `late`, not even the end of a layer's way back waits:
-gradients of parameters are there when the whole way is done.
+The gradients of a few newborn features do not fill a GPU, and the layers below do not wait for them. Within `late`, not
+even the end of a layer's way back waits: gradients of parameters are there when the whole way is done.
 """
 
 from __future__ import annotations
@@ -77,27 +76,6 @@ class Beside:
                 self._here.wait_stream(there)
         else:
             self._late.leave(self._here, list(self._ways.values()), self._read)
-
-
-class Done:
-    """A place in what goes on aside, for others to wait for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._event: torch.cuda.Event | None = None
-        self._waited: set[torch.cuda.Stream] = set()
-
-    def mark(self) -> None:
-        """This is the place: all that has been begun until now."""
-        here = _stream(self._device)
-        self._event = None if here is None else here.record_event()
-
-    def wait(self) -> None:
-        """What comes next comes after it; whoever has waited once need not again."""
-        here = _stream(self._device)
-        if self._event is not None and here is not None and here not in self._waited:
-            self._waited.add(here)
-            here.wait_event(self._event)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels for the passes over activations of a learning step; `kernels.py` says what each computes.
+"""Triton kernels for the passes over activations of a learning step; `reference.py` says what each computes.
 
 A pass takes as long as its memory traffic, if a thread reads several features at once. So widths and distances that are
 multiples of `LANES` are handed over in that unit: the compiler sees the multiplication, and knows.
@@ -24,7 +24,7 @@ _TILE = 2048
 
 
 def vectors(given: Affine) -> Vectors:
-    """As `kernels.vectors`."""
+    """As `reference.vectors`."""
     bias, born, gamma, beta = given.bias, given.born, given.gamma, given.beta
     features = len(given.born_at)
     source = next(t for t in (bias, gamma) if t is not None)
@@ -47,18 +47,17 @@ def vectors(given: Affine) -> Vectors:
     return Vectors(made[1], made[2], made[0]) if gamma is not None else Vectors(shift=made[0])
 
 
-def finish(y: Tensor, given: Vectors, relu: bool, columns: int) -> None:
-    """As `kernels.finish`."""
-    rows, wide = y.shape
+def finish(y: Tensor, given: Vectors, relu: bool) -> None:
+    """As `reference.finish`."""
+    rows, columns = y.shape
     spare = y if given.shift is None else given.shift
-    shape, unit = Shape(rows, wide), unit_of(wide, y)
+    shape, unit = Shape(rows, columns), unit_of(columns, y)
     _finish[(triton.cdiv(rows, shape.tile), shape.across)](
         y,
         spare if given.scale is None else given.scale,
         spare,
         rows,
-        columns,
-        wide // unit,
+        columns // unit,
         SCALED=given.scale is not None,
         SHIFTED=given.shift is not None,
         RELU=relu,
@@ -68,12 +67,12 @@ def finish(y: Tensor, given: Vectors, relu: bool, columns: int) -> None:
     )
 
 
-def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> tuple[Tensor, Callable[[], Sums] | None]:
-    """As `kernels.unfinish`, where there is something to do; y had `wide` columns."""
+def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool) -> tuple[Tensor, Callable[[], Sums] | None]:
+    """As `reference.unfinish`, where there is something to do."""
     rows, columns = g.shape
     scaled = given.scale is not None
-    gy = g.new_empty((rows, wide))
-    shape, unit = Shape(rows, wide), unit_of(wide, g, out)
+    gy = g.new_empty((rows, columns))
+    shape, unit = Shape(rows, columns), unit_of(columns, g, out)
     partial = g.new_empty((2, shape.parts, columns) if scaled else (1,), dtype=torch.float32)
     _unfinish[(shape.parts, shape.across)](
         g,
@@ -82,11 +81,7 @@ def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool, wide: int) -> t
         gy,
         partial,
         rows,
-        columns,
-        wide // unit if unit > 1 else columns,
-        g.stride(0) // unit,
-        out.stride(0) // unit,
-        wide // unit,
+        columns // unit,
         shape.each,
         shape.parts,
         SCALED=scaled,
@@ -108,14 +103,14 @@ def _summed(partial: Tensor, scale: Tensor, beta: Tensor) -> Sums:
 
 
 def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
-    """As `kernels.gather`."""
+    """As `reference.gather`."""
     out = x.new_empty((x.shape[0], columns))
     total = _pass(x, places, out, columns, sums)
     return out, None if total is None else total[: len(places)]
 
 
 def totals(x: Tensor) -> Tensor:
-    """As `kernels.totals`."""
+    """As `reference.totals`."""
     return _pass(x, every(x.shape[1]), None, x.shape[1], True)
 
 
@@ -161,32 +156,26 @@ def added(partial: Tensor) -> Tensor:
 
 
 def pool(x: Tensor, out: Tensor) -> None:
-    """As `kernels.pool`, into all of `out`, zeros behind x's features."""
+    """As `reference.pool`, into `out`."""
     _pooling(x, x, out, back=False)
 
 
 def unpool(g: Tensor, x: Tensor, grad: Tensor) -> None:
-    """As `kernels.unpool`, into all of `grad`, zeros behind x's features."""
+    """As `reference.unpool`, into `grad`."""
     _pooling(x, g, grad, back=True)
 
 
 def _pooling(x: Tensor, g: Tensor, out: Tensor, *, back: bool) -> None:
     n, channels, height, width = x.shape
-    places, wide = n * (height // 2) * (width // 2), out.shape[1]
-    # How far apart positions are is asked of matrices: of images one position wide, stride(3) says nothing.
-    shape, from_x, from_g = Shape(places, wide), matrix(x), matrix(g)
-    unit = unit_of(wide, from_x, from_g)
+    places = n * (height // 2) * (width // 2)
+    shape, unit = Shape(places, channels), unit_of(channels, matrix(x), matrix(g))
     if places:
         _pool[(triton.cdiv(places, shape.tile), shape.across)](
             x,
             g,
             out,
             places,
-            channels,
-            wide // unit if unit > 1 else channels,
-            from_x.stride(0) // unit,
-            from_g.stride(0) // unit,
-            wide // unit,
+            channels // unit,
             height // 2,
             width // 2,
             height,
@@ -199,7 +188,7 @@ def _pooling(x: Tensor, g: Tensor, out: Tensor, *, back: bool) -> None:
 
 
 def unit_of(columns: int, *matrices: Tensor) -> int:
-    """How many columns may be read at once, where each matrix is read up to `columns`, however few are its own."""
+    """How many columns may be read at once, where each matrix is read up to `columns` from where it begins."""
 
     def lies_well(m: Tensor) -> bool:
         end = m.storage_offset() + (m.shape[0] - 1) * m.stride(0) + columns
@@ -246,16 +235,16 @@ def _vectors(
 
 @triton.jit
 def _finish(
-    y, scale, shift, rows, columns, wide,
+    y, scale, shift, rows, columns,
     SCALED: tl.constexpr, SHIFTED: tl.constexpr, RELU: tl.constexpr,
     UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    wide = wide * UNIT
+    columns = columns * UNIT
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
-    inside = (row < rows)[:, None] & (column < wide)[None, :]
-    at = y + row[:, None] * wide + column[None, :]
+    inside = (row < rows)[:, None] & exists[None, :]
+    at = y + row[:, None] * columns + column[None, :]
     value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if SCALED:
         value = value * tl.load(scale + column, mask=exists, other=0.0)[None, :]
@@ -263,16 +252,15 @@ def _finish(
         value = value + tl.load(shift + column, mask=exists, other=0.0)[None, :]
     if RELU:
         value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
-    value = tl.where(exists[None, :], value, 0.0)
     tl.store(at, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _unfinish(
-    g, out, scale, gy, partial, rows, columns, readable, apart, left, wide, each, parts,
+    g, out, scale, gy, partial, rows, columns, each, parts,
     SCALED: tl.constexpr, RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    readable, apart, left, wide = readable * UNIT, apart * UNIT, left * UNIT, wide * UNIT
+    columns = columns * UNIT
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -282,18 +270,17 @@ def _unfinish(
     moment = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, each, TILE):
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
-        inside = (row < rows)[:, None] & (column < readable)[None, :]
-        m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(out + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        m = tl.where(exists[None, :], m, 0.0)
+        inside = (row < rows)[:, None] & exists[None, :]
+        at = row[:, None] * columns + column[None, :]
+        m = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
         if RELU:
             m = tl.where(value > 0, m, 0.0)
         if SCALED:
             total += m
             moment += m * value
             m = m * factor[None, :]
-        within = (row < rows)[:, None] & (column < wide)[None, :]
-        tl.store(gy + row[:, None] * wide + column[None, :], m.to(gy.dtype.element_ty), mask=within)
+        tl.store(gy + at, m.to(gy.dtype.element_ty), mask=inside)
     if SCALED:
         tl.store(partial + part * columns + column, tl.sum(total, 0), mask=exists)
         tl.store(partial + (parts + part) * columns + column, tl.sum(moment, 0), mask=exists)
@@ -355,30 +342,26 @@ def _sums(
 
 @triton.jit
 def _pool(
-    x, g, out, places, channels, readable, apart, given, wide, rows, columns, height, width,
+    x, g, out, places, channels, rows, columns, height, width,
     BACK: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    readable, apart, given, wide = readable * UNIT, apart * UNIT, given * UNIT, wide * UNIT
+    channels = channels * UNIT
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     channel = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
-    exists = (place < places)[:, None]
-    inside = exists & (channel < readable)
+    inside = (place < places)[:, None] & (channel < channels)
     column, row, image = place % columns, (place // columns) % rows, place // (columns * rows)
     corner = ((image * height + 2 * row) * width + 2 * column)[:, None]
-    best = tl.load(x + corner * apart + channel, mask=inside, other=0.0)
+    best = tl.load(x + corner * channels + channel, mask=inside, other=0.0)
     which = tl.zeros((TILE, WIDTH), tl.int32)
     for k in tl.static_range(1, 4):
-        value = tl.load(x + (corner + (k // 2) * width + k % 2) * apart + channel, mask=inside, other=0.0)
+        value = tl.load(x + (corner + (k // 2) * width + k % 2) * channels + channel, mask=inside, other=0.0)
         better = (value > best) | (value != value)  # NaN is larger than anything, as for torch
         best = tl.where(better, value, best)
         which = tl.where(better, k, which)
-    within = exists & (channel < wide)
     if BACK:
-        gradient = tl.load(g + place[:, None] * given + channel, mask=inside, other=0.0)
-        gradient = tl.where(channel < channels, gradient, 0.0)
+        gradient = tl.load(g + place[:, None] * channels + channel, mask=inside, other=0.0)
         for k in tl.static_range(4):
             part = tl.where(which == k, gradient, 0.0).to(out.dtype.element_ty)
-            tl.store(out + (corner + (k // 2) * width + k % 2) * wide + channel, part, mask=within)
+            tl.store(out + (corner + (k // 2) * width + k % 2) * channels + channel, part, mask=inside)
     else:
-        best = tl.where(channel < channels, best, 0.0)
-        tl.store(out + place[:, None] * wide + channel, best, mask=within)
+        tl.store(out + place[:, None] * channels + channel, best, mask=inside)

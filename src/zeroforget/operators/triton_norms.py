@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Triton kernels for batch normalization while training, a rectifier in the same pass; `kernels.py` says what each
-computes.
+"""Triton kernels for batch normalization while training, a rectifier in the same pass; `reference.py` says what
+each computes.
 
 Forward takes two passes over the data and back two more. Sums over positions are made in parts first, then of the
 parts, always in the same order.
@@ -18,16 +18,13 @@ from zeroforget.operators.triton_layers import Shape, added, unit_of
 
 
 def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
-    """As `kernels.standardize`."""
+    """As `reference.standardize`."""
     rows, columns = x.shape
-    shape, wide = Shape(rows, y.shape[1]), y.shape[1]
-    unit = unit_of(wide, x, y)
-    readable, apart = wide // unit if unit > 1 else columns, x.stride(0) // unit
+    shape, unit = Shape(rows, columns), unit_of(columns, x, y)
     partial = x.new_empty((2, shape.parts, columns), dtype=torch.float32)
     _parts[(shape.parts, shape.across)](
-        x, partial, rows, columns, readable, apart, shape.each, shape.parts,
-        UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
-    )  # fmt: skip
+        x, partial, rows, columns // unit, shape.each, shape.parts, UNIT=unit, TILE=shape.tile, WIDTH=shape.width
+    )
     made = x.new_empty((2, columns), dtype=torch.float32)
     tracked = given.mean is not None
     _moments[(triton.cdiv(columns, 16),)](
@@ -36,58 +33,54 @@ def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
         TRACKED=tracked, TILE=128, WIDTH=16,
     )  # fmt: skip
     _standardize[(triton.cdiv(rows, shape.tile), shape.across)](
-        x, y, made, given.weight, given.bias, rows, columns, readable, apart, wide // unit,
+        x, y, made, given.weight, given.bias, rows, columns // unit,
         RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     return Moments(made[0], made[1])
 
 
 def unstandardize(
-    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, wide: int | None
+    g: Tensor, x: Tensor, moments: Moments, given: Norm, relu: bool, wants_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """As `kernels.unstandardize`."""
+    """As `reference.unstandardize`."""
     rows, columns = x.shape
-    over = columns if wide is None else wide
-    shape, unit = Shape(rows, over), unit_of(over, x, g)
-    readable, apart, left = over // unit if unit > 1 else columns, g.stride(0) // unit, x.stride(0) // unit
+    shape, unit = Shape(rows, columns), unit_of(columns, x, g)
     partial = x.new_empty((shape.parts, 2 * columns), dtype=torch.float32)
     _parts_back[(shape.parts, shape.across)](
         g, x, moments.mean, moments.inverse, given.weight, given.bias, partial,
-        rows, columns, readable, apart, left, shape.each,
-        RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
+        rows, columns // unit, shape.each, RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     total = added(partial)
-    if wide is None:
+    if not wants_x:
         return None, total[columns:], total[:columns]
-    gx = x.new_empty((rows, wide))
+    gx = x.new_empty((rows, columns))
     _unstandardize[(triton.cdiv(rows, shape.tile), shape.across)](
         g, x, moments.mean, moments.inverse, given.weight, given.bias, total, gx,
-        rows, columns, readable, apart, left, wide // unit,
-        RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
+        rows, columns // unit, RELU=relu, UNIT=unit, TILE=shape.tile, WIDTH=shape.width,
     )  # fmt: skip
     return gx, total[columns:], total[:columns]
 
 
 @triton.jit
 def _parts(
-    x, partial, rows, columns, readable, apart, each, parts,
+    x, partial, rows, columns, each, parts,
     UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The mean of each part and the sum of squares around it. Values are counted from the part's first one: in sums of
     what is far from zero its differences would be lost."""
-    readable, apart = readable * UNIT, apart * UNIT
+    columns = columns * UNIT
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
     begin = (part * each).to(tl.int64)
-    pivot = tl.load(x + begin * apart + column, mask=exists, other=0.0).to(tl.float32)
+    pivot = tl.load(x + begin * columns + column, mask=exists, other=0.0).to(tl.float32)
     total = tl.zeros((TILE, WIDTH), tl.float32)
     square = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, each, TILE):
         row = begin + step + tl.arange(0, TILE)
-        inside = (row < rows)[:, None] & (column < readable)[None, :]
-        value = tl.load(x + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        value = tl.where((row < rows)[:, None] & exists[None, :], value - pivot[None, :], 0.0)
+        inside = (row < rows)[:, None] & exists[None, :]
+        value = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(inside, value - pivot[None, :], 0.0)
         total += value
         square += value * value
     count = tl.minimum(each, rows - part * each).to(tl.float32)
@@ -134,10 +127,10 @@ def _moments(
 
 @triton.jit
 def _standardize(
-    x, y, made, weight, bias, rows, columns, readable, apart, wide,
+    x, y, made, weight, bias, rows, columns,
     RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    readable, apart, wide = readable * UNIT, apart * UNIT, wide * UNIT
+    columns = columns * UNIT
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -145,23 +138,22 @@ def _standardize(
     scale = tl.load(made + columns + column, mask=exists, other=0.0)
     scale = scale * tl.load(weight + column, mask=exists, other=0.0)
     shift = tl.load(bias + column, mask=exists, other=0.0)
-    inside = (row < rows)[:, None] & (column < readable)[None, :]
-    value = tl.load(x + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[:, None] & exists[None, :]
+    at = row[:, None] * columns + column[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value = (value - middle[None, :]) * scale[None, :] + shift[None, :]
     if RELU:
         value = tl.where(value < 0.0, 0.0, value)  # tl.maximum would hide NaN
-    value = tl.where(exists[None, :], value, 0.0)
-    within = (row < rows)[:, None] & (column < wide)[None, :]
-    tl.store(y + row[:, None] * wide + column[None, :], value.to(y.dtype.element_ty), mask=within)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _parts_back(
-    g, x, mean, inverse, weight, bias, partial, rows, columns, readable, apart, left, each,
+    g, x, mean, inverse, weight, bias, partial, rows, columns, each,
     RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Of each part the sums of the gradient, and of the gradient times what was standardized."""
-    readable, apart, left = readable * UNIT, apart * UNIT, left * UNIT
+    columns = columns * UNIT
     part = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -173,27 +165,26 @@ def _parts_back(
     moment = tl.zeros((TILE, WIDTH), tl.float32)
     for step in range(0, each, TILE):
         row = (part * each + step + tl.arange(0, TILE)).to(tl.int64)
-        inside = (row < rows)[:, None] & (column < readable)[None, :]
-        m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        off = tl.load(x + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        counts = (row < rows)[:, None] & exists[None, :]
-        off = tl.where(counts, off - middle[None, :], 0.0)
-        m = tl.where(counts, m, 0.0)
+        inside = (row < rows)[:, None] & exists[None, :]
+        at = row[:, None] * columns + column[None, :]
+        m = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        off = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        off = tl.where(inside, off - middle[None, :], 0.0)
         if RELU:
             m = tl.where(off * scale[None, :] + shift[None, :] > 0.0, m, 0.0)
         total += m
         moment += m * off
-    at = partial + part * 2 * columns + column
-    tl.store(at, tl.sum(total, 0), mask=exists)
-    tl.store(at + columns, tl.sum(moment, 0) * spread, mask=exists)
+    sums = partial + part * 2 * columns + column
+    tl.store(sums, tl.sum(total, 0), mask=exists)
+    tl.store(sums + columns, tl.sum(moment, 0) * spread, mask=exists)
 
 
 @triton.jit
 def _unstandardize(
-    g, x, mean, inverse, weight, bias, total, gx, rows, columns, readable, apart, left, wide,
+    g, x, mean, inverse, weight, bias, total, gx, rows, columns,
     RELU: tl.constexpr, UNIT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    readable, apart, left, wide = readable * UNIT, apart * UNIT, left * UNIT, wide * UNIT
+    columns = columns * UNIT
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     exists = column < columns
@@ -203,12 +194,11 @@ def _unstandardize(
     shift = tl.load(bias + column, mask=exists, other=0.0)
     level = tl.load(total + column, mask=exists, other=0.0) / rows
     slope = tl.load(total + columns + column, mask=exists, other=0.0) * spread / rows
-    inside = (row < rows)[:, None] & (column < readable)[None, :]
-    m = tl.load(g + row[:, None] * apart + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    off = tl.load(x + row[:, None] * left + column[None, :], mask=inside, other=0.0).to(tl.float32) - middle[None, :]
+    inside = (row < rows)[:, None] & exists[None, :]
+    at = row[:, None] * columns + column[None, :]
+    m = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+    off = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - middle[None, :]
     if RELU:
         m = tl.where(off * scale[None, :] + shift[None, :] > 0.0, m, 0.0)
     m = (m - level[None, :] - off * slope[None, :]) * scale[None, :]
-    m = tl.where(exists[None, :], m, 0.0)
-    within = (row < rows)[:, None] & (column < wide)[None, :]
-    tl.store(gx + row[:, None] * wide + column[None, :], m.to(gx.dtype.element_ty), mask=within)
+    tl.store(gx + at, m.to(gx.dtype.element_ty), mask=inside)
