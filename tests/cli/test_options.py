@@ -60,15 +60,16 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(store, "Options", dict)
     words = (
         "--network small --width 0.5 --size 16 --gray --weights w.pt --align 8 --growth 0,0.2 --epochs 7 --lr 0.5 "
-        "--batch-size 9 --held-out 0.3 --seed 11 --flip --shift 2 --strict --finish --device cuda:1 --precision bf16"
+        "--batch-size 9 --held-out 0.3 --seed 11 --flip --shift 2 --strict --unreadable 0.5 --finish --device cuda:1 "
+        "--precision bf16"
     )
     run(f"zeroforget learn {tmp_path}/m pictures --task birds {words}")
     run(f"zeroforget learn {tmp_path}/m pictures --task birds --color")
     told = {
         "pictures": Path("pictures"), "task": "birds", "network": "small", "width": 0.5, "size": 16, "gray": True,
         "weights": Path("w.pt"), "align": 8, "growth": [0.0, 0.2], "epochs": 7, "lr": 0.5, "batch_size": 9,
-        "held_out": 0.3, "seed": 11, "flip": True, "shift": 2, "strict": True, "finish": True, "device": "cuda:1",
-        "precision": "bf16",
+        "held_out": 0.3, "seed": 11, "flip": True, "shift": 2, "strict": True, "unreadable": 0.5,
+        "finish": True, "device": "cuda:1", "precision": "bf16",
     }  # fmt: skip
     usual = asdict(Options(gray=False))
     assert seen == [told, {key: usual.get(key, told[key]) for key in told}]

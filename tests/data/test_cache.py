@@ -171,7 +171,7 @@ def test_many_processes_decode_what_one_does(tmp_path: Path) -> None:
     for workers in (1, 3):
         path = tmp_path / f"{workers}.npy"
         np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(600, 3, 16, 16))
-        damaged = decode_all(str(path), items, (16, 0, False), workers, lambda done, bad: told.append(done))
+        damaged = decode_all(str(path), items, (16, 0, "stretch"), workers, lambda done, bad: told.append(done))
         assert damaged == [(str(tmp_path / "none.jpg"), "is missing")]
         results.append(np.load(path))
     assert np.array_equal(*results)
@@ -185,7 +185,9 @@ def test_a_folder_of_nonsense_is_given_up_early(tmp_path: Path) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", mode="w+", dtype=np.uint8, shape=(3000, 3, 8, 8))
     items = [(str(tmp_path / "bad" / "x.jpg"), None)] * 3000
     for workers in (1, 2):
-        assert len(decode_all(str(tmp_path / "a.npy"), items, (8, 0, False), workers, lambda done, bad: None)) < 1000
+        assert (
+            len(decode_all(str(tmp_path / "a.npy"), items, (8, 0, "stretch"), workers, lambda done, bad: None)) < 1000
+        )
 
 
 def test_a_box_off_the_image_is_reported(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     monkeypatch.setattr(decode_module, "_worker", lambda: subprocess.Popen(dying, **pipes))
     with pytest.raises(OSError, match="a process that decodes images died; is there enough memory"):
-        decode_all(str(tmp_path / "a.npy"), [(str(path), None)] * 600, (8, 0, False), 2, lambda done, bad: None)
+        decode_all(str(tmp_path / "a.npy"), [(str(path), None)] * 600, (8, 0, "stretch"), 2, lambda done, bad: None)
 
 
 def test_an_interrupt_from_the_keyboard_does_not_reach_a_worker() -> None:
@@ -233,7 +235,7 @@ from zeroforget.data.readers.folder import read_folder
 listing, heard = read_folder(Path(sys.argv[1])), []
 print("ready", flush=True)
 sys.stdin.readline()
-treatment = Treatment(32, upright=True)
+treatment = Treatment(32, fit="cover")
 images = decoded("photos", listing, treatment, lambda *told: heard.append(told), official=False)
 print(int(images.long().sum()), len(heard))
 """

@@ -108,7 +108,7 @@ def test_only_what_may_have_been_decoded_otherwise_is_decoded_anew(tmp_path: Pat
 
 
 def _before(base: Path, files: tuple[str, ...], version: int = 1) -> str:
-    digest = hashlib.sha256(repr((version, Treatment(8))).encode())
+    digest = hashlib.sha256(f"({version}, Treatment(size=8, boxes=False, trim=0, upright=False))".encode())
     for name in files:
         state = (base / name).stat()
         digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())

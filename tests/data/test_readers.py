@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from scipy.io import savemat
 
 from tests.data import helpers
 from zeroforget.data import Collection, DataError, load, load_folder, missing
+from zeroforget.data.decode import decode
 from zeroforget.data.readers.finegrained import read_birds
 from zeroforget.data.readers.folder import read_folder
 from zeroforget.data.sources import SOURCES
+from zeroforget.store.errors import ModelError
+from zeroforget.store.pictures import list_pictures, read_pictures
 
 CODES = ("n01443537", "n01629819", "n01641577")
 
@@ -400,3 +403,54 @@ def test_an_image_whose_name_is_no_text_is_read(tmp_path: Path) -> None:
     for place in range(3):
         helpers.picture(tmp_path / "things" / "cats" / os.fsdecode(b"%d\xe9.jpg" % place), place)
     assert_colours(load_folder(tmp_path / "things", size=8), [0, 1, 2])
+
+
+def test_experiments_and_models_see_the_same_pictures(tmp_path: Path) -> None:
+    """One lister and one decoder: the same files in the same order, with the same pixels and proportions."""
+    photos = tmp_path / "photos"
+    helpers.picture(photos / "a" / "deep" / "0.jpg", 1, (900, 300))
+    helpers.picture(photos / "a" / "1.PNG", 2, (30, 80))
+    (helpers.picture(photos / "a" / "2.jpg", 3)).rename(photos / "a" / "no ending")
+    helpers.picture(photos / "b" / "0.webp", 4, (64, 64))
+    helpers.picture(photos / "__MACOSX" / "0.jpg", 5)
+    helpers.picture(photos / "b" / "__MACOSX" / "0.jpg", 5)
+    (photos / "b" / "Thumbs.db").write_bytes(b"x")
+    (photos / "b" / "notes.txt").write_text("no picture")
+    listing, found = list_pictures(photos), read_folder(photos)
+    assert [str(file.relative_to(photos)) for file in listing.files] == list(found.files)
+    assert found.files == ("a/1.PNG", "a/deep/0.jpg", "a/no ending", "b/0.webp")
+    assert [file.name for file in listing.ignored] == ["notes.txt"]
+    images = read_pictures(listing, (3, 32, 32)).images
+    assert torch.equal(images, load_folder(photos, 32).images)
+    wide = Image.new("RGB", (300, 100), "red")
+    wide.paste((0, 0, 255), (100, 0, 200, 100))
+    wide.save(photos / "b" / "0.png")
+    assert int(load_folder(photos, 32).images[3, 2, :, 2:-2].min()) == 255  # the middle third, not squeezed
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "eps", ""])
+def test_no_picture_starts_another_program(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would hand PostScript to Ghostscript, whatever the file is called."""
+    script = tmp_path / "bin" / "gs"
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    page = tmp_path / "things" / "a" / f"0.{ending}".rstrip(".")
+    page.parent.mkdir(parents=True)
+    page.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
+    for fit in ("stretch", "cover"):
+        with pytest.raises(UnidentifiedImageError):
+            decode(str(page), 8, fit=fit)
+    with pytest.raises(DataError, match=r"cannot be decoded|lists no images"):
+        load_folder(tmp_path / "things", 8)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_folder_too_deep_is_suggested(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        helpers.picture(tmp_path / "pets" / "images" / name / "0.jpg", 1)
+    with pytest.raises(DataError, match=r"pets holds one folder, 'images', which holds 2 \(cats, dogs\): did you mean"):
+        load_folder(tmp_path / "pets", 8)
+    with pytest.raises(ModelError, match=r"did you mean .*pets/images\?"):
+        list_pictures(tmp_path / "pets")

@@ -488,3 +488,11 @@ def test_weights_to_start_from_after_every_task_was_taken_back(tmp_path: Path, d
     assert torch.allclose(first.get_parameter("weight"), torch.tensor(0.01), atol=1e-4)
     assert (model.path / "model.json").read_bytes() == text
     assert model.verify()
+
+
+def test_a_first_task_does_not_grow(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"growth is what a later task adds, and this is the first.*leave out --growth"
+    ):
+        open_model(tmp_path / "garden").learn(data / "low", "low", growth=0.1, network="small", size=8)
+    assert not (tmp_path / "garden").exists()

@@ -113,7 +113,7 @@ def test_pipes_are_named_and_skipped(tmp_path: Path) -> None:
 def test_a_class_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     write_digits(tmp_path, (0,), 2)
     (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-    with pytest.raises(ModelError, match=r"class folder caf\\xe9 is not UTF-8; rename it"):
+    with pytest.raises(ModelError, match=r"caf\\xe9 has a name that is not UTF-8: rename it"):
         list_pictures(tmp_path)
 
 
@@ -212,3 +212,31 @@ def test_a_folder_that_cannot_be_read_is_not_left_out_in_silence(
     monkeypatch.setattr("os.scandir", forbidden)
     with pytest.raises(ModelError, match=r"digit0.more cannot be read \(permission denied\); let it be read"):
         list_pictures(tmp_path)
+
+
+def test_the_same_picture_under_two_classes_is_named(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 12)
+    assert "two classes" not in notes(tmp_path)
+    shutil.copy(tmp_path / "digit0" / "003.png", tmp_path / "digit1" / "also.png")
+    assert "the same picture under two classes, 1 time: " in notes(tmp_path)
+    assert f"{tmp_path}/digit0/003.png = {tmp_path}/digit1/also.png" in notes(tmp_path)
+    with pytest.raises(ModelError, match=r"two classes.*strict was asked for"):
+        notes(tmp_path, strict=True)
+
+
+def test_how_many_may_be_unreadable_is_a_choice(tmp_path: Path) -> None:
+    write_digits(tmp_path, (0, 1), 12)
+    for number in range(6):
+        (tmp_path / "digit0" / f"00{number}.png").write_bytes(b"broken")
+    decoded = read_pictures(list_pictures(tmp_path), GRAY)
+    with pytest.raises(ModelError, match=r"6 of 24 pictures .*--unreadable 0.5 would allow half"):
+        check(decoded, strict=False)
+    assert "6 of 24 pictures cannot be read and are skipped" in check(decoded, strict=False, unreadable=0.25)
+
+
+@pytest.mark.parametrize("ending", ["heic", "HEIF", "jxl"])
+def test_a_format_that_needs_a_plugin_says_which(tmp_path: Path, ending: str) -> None:
+    write_digits(tmp_path, (0, 1), 24)
+    (tmp_path / "digit0" / f"photo.{ending}").write_bytes(b"\0\0\0\x18ftypheic" + bytes(64))
+    package = "pillow-jxl-plugin" if ending == "jxl" else "pillow-heif"
+    assert f"needs a plugin: pip install {package}" in notes(tmp_path)

@@ -60,8 +60,11 @@ def learn_command(
     ] = None,
     align: Align = None,
     growth: Annotated[
-        str, typer.Option(help="What a later task adds, as a share of the first network; or 'search', or 0,0.05,0.1.")
-    ] = "0.1",
+        str | None,
+        typer.Option(
+            help="What a later task adds, as a share of the first network, 0.1 by default; or 'search', or 0,0.05,0.1."
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 60,
     lr: Annotated[float, typer.Option(help="Learning rate to begin with.")] = 0.02,
     batch_size: Annotated[int, typer.Option(help="Pictures in a step.")] = 32,
@@ -70,6 +73,7 @@ def learn_command(
     flip: Annotated[bool, typer.Option("--flip", help="Also learn from mirrored pictures.")] = False,
     shift: Annotated[int | None, typer.Option(help="Also learn from pictures moved by so many pixels.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse unreadable pictures and small classes.")] = False,
+    unreadable: Annotated[float, typer.Option(help="The share of pictures that may be unreadable.")] = 0.05,
     finish: Annotated[bool, typer.Option("--finish", help="Take the best of an interrupted training.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     precision: Annotated[
@@ -86,7 +90,8 @@ def learn_command(
     options = options_of(
         network=network, width=width, size=size, gray=gray, weights=weights, align=align, epochs=epochs, lr=lr,
         growth=SEARCH if growth == "search" else _growth(growth), batch_size=batch_size, held_out=held_out,
-        flip=flip, shift=shift, strict=strict, finish=finish, device=device, precision=precision, seed=seed,
+        flip=flip, shift=shift, strict=strict, unreadable=unreadable,
+        finish=finish, device=device, precision=precision, seed=seed,
     )  # fmt: skip
     opened = open_model(model)
     with computing_with(threads), _watching(wait) as watch:
@@ -121,7 +126,9 @@ def _tell(model: Model, facts: TaskFacts) -> None:
         say(f"{earlier} earlier {tasks} unchanged: every number of {networks} is the same")
 
 
-def _growth(text: str) -> float | list[float]:
+def _growth(text: str | None) -> float | list[float] | None:
+    if text is None:
+        return None
     try:
         numbers = [float(word) for word in text.split(",")]
     except ValueError:

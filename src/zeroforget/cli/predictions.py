@@ -21,7 +21,7 @@ _NONE = "there are no pictures to classify in what was given"
 
 def listed(given: list[Path]) -> list[tuple[Path, bool]]:
     """All files, and of each whether it was found in a folder, not named itself."""
-    from zeroforget.store.pictures import files_below
+    from zeroforget.data.readers.folder import files_below
 
     out: list[tuple[Path, bool]] = []
     for path in given:
@@ -33,7 +33,7 @@ def listed(given: list[Path]) -> list[tuple[Path, bool]]:
 
 def of_pictures(answers: list[Prediction], below: list[bool]) -> list[Prediction]:
     """All answers but for files that never were pictures and only happened to lie in a folder."""
-    from zeroforget.store.images import ENDINGS
+    from zeroforget.data.decode import ENDINGS
     from zeroforget.store.pictures import left_out
 
     strange = [

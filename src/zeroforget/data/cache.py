@@ -59,7 +59,7 @@ def mapped(path: Path) -> Tensor:
 def fingerprint(listing: Listing, treatment: Treatment, *, official: bool = True) -> str:
     """Twenty hex digits that change whenever a file, a box or the treatment does; of what is not official, also with
     its place."""
-    digest = hashlib.sha256(repr((_format(listing), treatment)).encode())
+    digest = hashlib.sha256(f"({_format(listing)}, {_named(treatment)})".encode())
     if not official:
         digest.update(os.fsencode(listing.base.resolve()))
     base = str(listing.base)
@@ -72,6 +72,12 @@ def fingerprint(listing: Listing, treatment: Treatment, *, official: bool = True
     if treatment.boxes and listing.boxes is not None:
         digest.update(listing.boxes.tobytes())
     return digest.hexdigest()[:20]
+
+
+def _named(treatment: Treatment) -> str:
+    """As entries have been named since the first version, but for the treatment that came later."""
+    known = f"size={treatment.size}, boxes={treatment.boxes}, trim={treatment.trim}, upright=False"
+    return f"Treatment({known})" if treatment.fit == "stretch" else f"Treatment({known}, fit={treatment.fit!r})"
 
 
 def _format(listing: Listing) -> int:
@@ -119,7 +125,7 @@ def _fill(path: Path, name: str, listing: Listing, treatment: Treatment, progres
             progress(f"decoding {name}", done, len(items))
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    damaged = decode_all(str(path), items, (treatment.size, treatment.trim, treatment.upright), workers, told)
+    damaged = decode_all(str(path), items, (treatment.size, treatment.trim, treatment.fit), workers, told)
     if damaged:
         shown = "; ".join(f"{file} {reason}" for file, reason in sorted(damaged)[:NAMED])
         more = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""

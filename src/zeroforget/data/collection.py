@@ -22,14 +22,16 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Treatment:
-    """How an image file becomes an array: cut to its box where it has one (or `trim` rows off its foot), then resized
-    to `size` pixels square, without regard to its proportions, as the paper does. `upright` heeds the camera's note on
-    which way is up, which official data sets are read without."""
+    """How an image file becomes an array `size` pixels square.
+
+    "stretch", for official data sets: cut to its box where it has one (or `trim` rows off its foot), then resized
+    without regard to its proportions, as the paper does. "cover", for people's own: turned upright, the shorter side
+    scaled, the centre cut out."""
 
     size: int
     boxes: bool = False
     trim: int = 0
-    upright: bool = False
+    fit: str = "stretch"
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,7 @@ def load_folder(
     if not folder.is_dir():
         raise DataError(_no_folder(folder))
     check_parts(folder)
-    entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, upright=True))
+    entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, fit="cover"))
     try:
         return _collected(entry, folder, progress, official=False)
     except DataError as error:

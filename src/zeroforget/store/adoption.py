@@ -14,6 +14,7 @@ from torch import nn
 
 from zeroforget._version import __version__
 from zeroforget.axes.find import CannotGrow
+from zeroforget.data.readers.folder import composed
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
@@ -25,7 +26,7 @@ from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Folder
 from zeroforget.store.learning import Grower, Learning, backbone_of, now
-from zeroforget.store.names import composed, task_name
+from zeroforget.store.names import task_name
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
@@ -46,7 +47,7 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
     classifier = _classifier(given, options, name)
     order = _order(listing.classes, given.classes, classifier.linear.out_features)
     decoded = read_pictures(listing, classifier.backbone.shape, told=watch.decoding)
-    for note in check(decoded, strict=options.strict):
+    for note in check(decoded, strict=options.strict, unreadable=options.unreadable):
         watch.say(note)
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=False, shift=0)
     ready = replace(ready, preprocessing=replace(ready.preprocessing, mean=classifier.mean, std=classifier.std))

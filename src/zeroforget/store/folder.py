@@ -15,10 +15,11 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
+from zeroforget.data.readers.folder import composed
 from zeroforget.files import atomic, paths
 from zeroforget.files.hashes import sha256
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.names import composed, kept_name
+from zeroforget.store.names import kept_name
 from zeroforget.store.schema import FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed
 
 BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"

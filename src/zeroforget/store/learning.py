@@ -73,7 +73,7 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
 def lesson_of(listing: Listing, shape: Shape, name: str, options: Options, watch: Watch) -> Lesson:
     """The pictures as the network takes them; what is wrong with them is said."""
     decoded = read_pictures(listing, shape, told=watch.decoding)
-    for note in check(decoded, strict=options.strict):
+    for note in check(decoded, strict=options.strict, unreadable=options.unreadable):
         watch.say(note)
     shift = shape[1] // 16 if options.shift is None else options.shift
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift)
@@ -86,6 +86,7 @@ def lesson_of(listing: Listing, shape: Shape, name: str, options: Options, watch
 def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
     """The model's own, which the options may not contradict, or a new one as the options say."""
     if chain is None:
+        _no_growth(options)
         size = options.size or 64
         network, width = default_network(size)
         if options.network is not None:
@@ -105,6 +106,8 @@ def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
         return Backbone(network, {"width": width}, (1 if options.gray else 3, size, size), align=options.align or 1)
     if name in (task.name for task in chain.tasks):
         raise ModelError(f"there is a task '{name}' already, and learned tasks never change; choose another name")
+    if not chain.tasks:
+        _no_growth(options)
     own = chain.model.backbone
     asked = {
         "network": (options.network, own.network),
@@ -123,6 +126,14 @@ def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
     if options.weights is not None and chain.tasks:
         raise ModelError("weights to start from count for the first task only; this model has learned already")
     return own
+
+
+def _no_growth(options: Options) -> None:
+    if options.growth is not None:
+        raise ModelError(
+            "growth is what a later task adds, and this is the first task of a new model: leave out --growth; --width "
+            "says how wide the network begins"
+        )
 
 
 class Grower(Tfm):
@@ -248,7 +259,7 @@ class Learning:
     def _plan(self) -> dict[str, Any]:
         """What an interrupted training must share with this one to be gone on with."""
         options = {f.name: str(getattr(self.options, f.name)) for f in fields(self.options)}
-        for same in ("finish", "strict", "epochs", "weights"):
+        for same in ("finish", "strict", "unreadable", "epochs", "weights"):
             options.pop(same)
         return {
             "task": self.ready.task.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from zeroforget.data.readers.folder import composed
 from zeroforget.store.errors import ModelError
 
 _MOST = 64
@@ -18,11 +19,6 @@ _LETTER = "a"
 def kept_name(name: str) -> str:
     """A name as it is kept: letters with accents are composed, and nothing is around it."""
     return composed(name.strip())
-
-
-def composed(name: str) -> str:
-    """A name with each accent in its letter, where there is such a letter (NFC)."""
-    return unicodedata.normalize("NFC", name)
 
 
 def task_name(name: str) -> str:

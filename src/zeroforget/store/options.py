@@ -16,6 +16,7 @@ from zeroforget.store.images import Told
 from zeroforget.store.schema import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
 from zeroforget.training import Progress, Regime
 
+GROWTH = 0.1
 SEARCH = (0.0, 0.05, 0.1, 0.2)
 """The growths that a search tries."""
 
@@ -36,8 +37,9 @@ class Options:
     """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
     align: int | None = None
     """Layers grow to multiples of this, 1 by default: a GPU computes fastest with multiples of 8."""
-    growth: float | Sequence[float] = 0.1
-    """The share of the first network that a task adds; several are tried, and the smallest good one is taken."""
+    growth: float | Sequence[float] | None = None
+    """The share of the first network that a later task adds, 0.1 by default; several are tried, and the smallest good
+    one is taken. A first task makes the network and adds nothing to it."""
     margin: float = 0.015
     """How much accuracy a search may give up for a smaller growth."""
     epochs: int = 60
@@ -53,6 +55,8 @@ class Options:
     """Also learn from pictures moved by so many pixels; by default a sixteenth of the size."""
     strict: bool = False
     """Refuse unreadable pictures and classes with few."""
+    unreadable: float = 0.05
+    """The share of the pictures that may be unreadable; they are named and left out."""
     finish: bool = False
     """Of training that was interrupted, take the best so far after one more epoch."""
     device: str = "cpu"
@@ -65,6 +69,8 @@ class Options:
             object.__setattr__(self, "weights", as_path(self.weights))
         if not 0 < self.held_out < 1:
             raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
+        if not 0 <= self.unreadable <= 1:
+            raise ModelError(f"unreadable is a share of the pictures, from 0 to 1, not {self.unreadable}")
         if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
             raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
         if self.shift is not None and not 0 <= self.shift <= MOST_PIXELS:
@@ -100,6 +106,8 @@ class Options:
     @property
     def growths(self) -> tuple[float, ...]:
         """Those to try."""
+        if self.growth is None:
+            return (GROWTH,)
         return (float(self.growth),) if isinstance(self.growth, (int, float)) else tuple(map(float, self.growth))
 
     def regime(self) -> Regime:
@@ -120,7 +128,7 @@ class Options:
 
 _NUMBERS: dict[str, type[int] | type[float]] = dict.fromkeys(
     ("size", "align", "epochs", "batch_size", "patience", "seed", "shift"), int
-) | dict.fromkeys(("width", "margin", "lr", "held_out"), float)
+) | dict.fromkeys(("width", "margin", "lr", "held_out", "unreadable"), float)
 
 
 def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,58 +10,49 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zeroforget.data import Preparation, Split, Task
+from zeroforget.data import DataError, Preparation, Split, Task
+from zeroforget.data.readers.files import folders
+from zeroforget.data.readers.folder import ClassFiles, class_files
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import Folder
-from zeroforget.store.images import ENDINGS, Shape, Told, decode_all
-from zeroforget.store.names import composed
+from zeroforget.store.images import Shape, Told, decode_all
 from zeroforget.store.schema import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.training.seeding import generator
 
 FEW = 10
 """A class with fewer pictures than this is named."""
 MOST_UNREADABLE = 0.05
-_LEFT = {"Thumbs.db", "desktop.ini"}
 _PARTS = {"train", "val", "valid", "validation", "test"}
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The files of a folder of class folders, in order."""
+class Listing(ClassFiles):
+    """The pictures of a folder of class folders, and the folder."""
 
-    folder: Path
-    classes: tuple[str, ...]
-    files: tuple[Path, ...]
-    labels: tuple[int, ...]
-    loose: int = 0
-    """Pictures beside the class folders, which belong to no class."""
+    folder: Path = Path()
 
 
 def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing:
-    """Every file below every class folder, in the order of the classes: by name, or as given; the folders must then be
-    among them."""
+    """Every picture below every class folder, in the order of the classes: by name, or as given; the folders must then
+    be among them."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give one that holds a folder of pictures for each class")
-    visible = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    names = sorted(entry.name for entry in visible if entry.is_dir())
-    if "train" in names and set(names) <= _PARTS:
-        rest = " and ".join(str(folder / name) for name in names if name != "train")
-        raise ModelError(
-            f"{folder} holds parts ({', '.join(names)}), not classes: learn from {folder / 'train'}, and measure on "
-            f"{rest} with 'zeroforget verify --data'"
-        )
-    _check_names(folder, names)
-    places = _composed(folder, names)
-    if classes is None:
-        classes = sorted(places)
-    labels = {composed(name): label for label, name in enumerate(classes)}
-    if strange := [place for name, place in places.items() if name not in labels]:
-        raise ModelError(f"{strange[0]} is no class of this task; its classes are {', '.join(classes)}")
-    found = [(file, labels[name]) for name in labels if name in places for file in files_below(places[name])]
-    loose = sum(entry.suffix.lower() in ENDINGS and entry.is_file() for entry in visible)
-    if not found:
-        raise ModelError(_nothing(folder, names, loose))
-    return Listing(folder, tuple(classes), tuple(file for file, _ in found), tuple(label for _, label in found), loose)
+    try:
+        names = folders(folder)
+        if "train" in names and set(names) <= _PARTS:
+            rest = " and ".join(str(folder / name) for name in names if name != "train")
+            raise ModelError(
+                f"{folder} holds parts ({', '.join(names)}), not classes: learn from {folder / 'train'}, and measure "
+                f"on {rest} with 'zeroforget verify --data'"
+            )
+        found = class_files(folder, classes)
+    except DataError as error:
+        raise ModelError(str(error)) from error
+    if len(names) > MOST_CLASSES:
+        raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
+    if not found.files:
+        raise ModelError(_nothing(folder, names, found.loose))
+    return Listing(**vars(found), folder=folder)
 
 
 def _nothing(folder: Path, names: Sequence[str], loose: int) -> str:
@@ -70,45 +60,6 @@ def _nothing(folder: Path, names: Sequence[str], loose: int) -> str:
         return f"{folder} holds no pictures; it should hold a folder of pictures for each class"
     what = "no pictures in its class folders" if names else "no class folders"
     return f"{folder} holds {counted(loose, 'picture')} but {what}; put each class's pictures into a folder of its own"
-
-
-def _composed(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Class → its folder; some systems take accents off their letters in names, which are put back here."""
-    places: dict[str, Path] = {}
-    for name in names:
-        if (place := places.setdefault(composed(name), folder / name)).name != name:
-            raise ModelError(
-                f"{folder} holds two class folders that read '{composed(name)}', their accents composed in two ways "
-                f"({place.name!a} and {name!a}); put their pictures into one"
-            )
-    return places
-
-
-def _check_names(folder: Path, names: Sequence[str]) -> None:
-    """The names of classes are written down, as text."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(name).decode(errors="backslashreplace")
-            raise ModelError(f"{folder}: the name of the class folder {shown} is not UTF-8; rename it") from None
-    if len(names) > MOST_CLASSES:
-        raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
-
-
-def files_below(folder: Path) -> list[Path]:
-    """Every file in a folder and those below it, but for what is hidden and what file managers leave."""
-    found = []
-    for base, folders, names in os.walk(folder, onerror=_unread):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(base) / name for name in names if not name.startswith(".") and name not in _LEFT]
-    return sorted(found)
-
-
-def _unread(error: OSError) -> None:
-    """Pictures that cannot be reached are not left out in silence."""
-    why = (error.strerror or str(error)).lower()
-    raise ModelError(f"the folder {error.filename} cannot be read ({why}); let it be read, or take it away") from error
 
 
 def check_apart(model: Path, folder: Path) -> None:
@@ -131,8 +82,11 @@ class Pictures:
     labels: Tensor
     unreadable: dict[Path, str]
     """Files that should be pictures, and why they are not."""
-    ignored: tuple[Path, ...]
-    """Files that never were pictures."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Where each picture lies."""
+        return tuple(file for file in self.listing.files if file not in self.unreadable)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -145,28 +99,27 @@ def read_pictures(listing: Listing, shape: Shape, *, told: Told | None = None) -
     images, wrong = decode_all(listing.files, shape, told)
     good = torch.tensor([row not in wrong for row in range(len(listing.files))])
     labels = torch.tensor(listing.labels)
-    bad = {listing.files[row]: why for row, why in sorted(wrong.items())}
-    ignored = tuple(file for file in bad if file.suffix.lower() not in ENDINGS)
-    unreadable = {file: why for file, why in bad.items() if file not in ignored}
-    return Pictures(listing, images if not bad else images[good], labels[good], unreadable, ignored)
+    unreadable = {listing.files[row]: why for row, why in sorted(wrong.items())}
+    return Pictures(listing, images if not wrong else images[good], labels[good], unreadable)
 
 
-def check(pictures: Pictures, *, strict: bool) -> list[str]:
-    """What a person should know before training; ModelError if it cannot begin."""
+def check(pictures: Pictures, *, strict: bool, unreadable: float = MOST_UNREADABLE) -> list[str]:
+    """What a person should know before training; ModelError if it cannot begin. `unreadable`: the share of pictures
+    that may be."""
     listing, counts = pictures.listing, pictures.counts
     bad, total = pictures.unreadable, len(pictures.labels) + len(pictures.unreadable)
     notes = [f"{file} {why}" for file, why in list(bad.items())[:20]]
     if len(bad) > 20:
         notes.append(f"and {len(bad) - 20} more that cannot be read")
-    if bad and (strict or len(bad) > MOST_UNREADABLE * total):
-        limit = "strict was asked for" if strict else f"more than {MOST_UNREADABLE:.0%}"
+    if bad and (strict or len(bad) > unreadable * total):
+        limit = "strict was asked for" if strict else f"more than {unreadable:.0%}; --unreadable 0.5 would allow half"
         raise ModelError(
             f"{len(bad)} of {total} pictures below {listing.folder} cannot be read ({limit}): {'; '.join(notes)}"
         )
     if bad:
         notes.append(f"{len(bad)} of {total} pictures cannot be read and are skipped")
-    if pictures.ignored:
-        notes.append(left_out(len(pictures.ignored)))
+    if listing.ignored:
+        notes.append(left_out(len(listing.ignored)))
     if listing.loose:
         notes.append(f"left out: {counted(listing.loose, 'picture')} beside the class folders")
     if len(listing.classes) < 2:
@@ -182,10 +135,26 @@ def check(pictures: Pictures, *, strict: bool) -> list[str]:
         notes.append(f"few pictures to learn from: {', '.join(few[:10])}{' …' if len(few) > 10 else ''}")
     if few and strict:
         raise ModelError(f"{listing.folder}: {notes[-1]} (strict was asked for)")
+    if same := in_two_classes(pictures):
+        shown = "; ".join(f"{one} = {other}" for one, other in same[:5]) + ("; …" if same[5:] else "")
+        notes.append(f"the same picture under two classes, {counted(len(same), 'time')}: {shown}")
+        if strict:
+            raise ModelError(f"{notes[-1]} (strict was asked for)")
     if max(counts) > 3 * min(counts):
         most, least = (listing.classes[counts.index(n)] for n in (max(counts), min(counts)))
         notes.append(f"uneven classes: {most} has {max(counts)} pictures, {least} has {min(counts)}")
     return notes
+
+
+def in_two_classes(pictures: Pictures) -> list[tuple[Path, Path]]:
+    """Pictures that are the same, pixel for pixel, and lie under two classes."""
+    first: dict[bytes, int] = {}
+    found, files, labels = [], pictures.files, pictures.labels.tolist()
+    for row, image in enumerate(pictures.images):
+        other = first.setdefault(hashlib.sha256(image.numpy().tobytes()).digest(), row)
+        if labels[other] != labels[row]:
+            found.append((files[other], files[row]))
+    return found
 
 
 def left_out(count: int) -> str:

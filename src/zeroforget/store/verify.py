@@ -186,5 +186,5 @@ def measure(task: TaskFacts, dense: nn.Module, pictures: Path) -> Measured:
     if pixels(then) == task.data.pixels:  # measured as it was then: the same pictures in the same batches
         scores = logits(dense, then, preparation(task.preprocessing))
         part = float((scores.argmax(1) == then.labels).sum()) / len(then)
-    skipped = len(decoded.unreadable) + len(decoded.ignored)
+    skipped = len(decoded.unreadable) + len(listing.ignored)
     return Measured(task.name, float(right.double().mean()), len(right), task.accuracy, part, skipped)

@@ -1,16 +1,118 @@
-"""Any folder of class folders, with or without parts for testing and for validation."""
+"""Any folder of class folders, with or without parts for testing and for validation: the one lister of pictures."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from zeroforget.data.collection import DataError, Listing, set_apart
+from zeroforget.data.decode import ENDINGS
 from zeroforget.data.readers.files import folders, images, listing
 
 VALIDATION_NAMES = ("val", "valid", "validation")
+JUNK = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found", "Thumbs.db", "desktop.ini"}
+"""What file managers and archives leave beside pictures."""
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP", b"\0\0\0\x0cJXL")
+
+
+@dataclass(frozen=True)
+class ClassFiles:
+    """The pictures of a folder of class folders, in order: class by class, in each by path."""
+
+    classes: tuple[str, ...]
+    files: tuple[Path, ...]
+    labels: tuple[int, ...]
+    ignored: tuple[Path, ...] = ()
+    """Files in class folders that are no pictures."""
+    loose: int = 0
+    """Pictures beside the class folders, which belong to no class."""
+
+
+def class_files(folder: Path, classes: Sequence[str] | None = None) -> ClassFiles:
+    """Every picture below every class folder. Classes come by name, or as given: the folders must then be among them.
+
+    A picture is a file with a picture's ending, or one whose first bytes are a picture's.
+    """
+    places = class_folders(folder)
+    labels = {composed(name): label for label, name in enumerate(sorted(places) if classes is None else classes)}
+    if strange := [name for name in places if name not in labels]:
+        raise DataError(f"{strange[0]} is no class of this task; its classes are {', '.join(classes or ())}")
+    found = [(file, labels[name]) for name in labels if name in places for file in files_below(places[name])]
+    pictures = [(file, label) for file, label in found if is_picture(file)]
+    taken = {file for file, _ in pictures}
+    return ClassFiles(
+        tuple(sorted(places)) if classes is None else tuple(classes),
+        tuple(file for file, _ in pictures),
+        tuple(label for _, label in pictures),
+        tuple(file for file, _ in found if file not in taken),
+        sum(
+            entry.suffix.lower() in ENDINGS and entry.is_file() and not _left_out(entry.name)
+            for entry in folder.iterdir()
+        ),
+    )
+
+
+def class_folders(folder: Path) -> dict[str, Path]:
+    """Class → its folder. Some systems take accents off their letters in names; they are put back here."""
+    names = [name for name in folders(folder) if not _left_out(name)]
+    places: dict[str, Path] = {}
+    for name in names:
+        place = places.setdefault(composed(name), folder / name)
+        if place.name != name:
+            raise DataError(
+                f"{folder} holds two class folders that read '{composed(name)}', their accents composed in two ways "
+                f"({place.name!a} and {name!a}); put their pictures into one"
+            )
+    if len(names) == 1 and len(inner := [n for n in folders(folder / names[0]) if not _left_out(n)]) > 1:
+        shown = ", ".join(inner[:3]) + (", …" if inner[3:] else "")
+        raise DataError(
+            f"{folder} holds one folder, '{names[0]}', which holds {len(inner)} ({shown}): did you mean "
+            f"{folder / names[0]}?"
+        )
+    return places
+
+
+def composed(name: str) -> str:
+    """A name with each accent in its letter, where there is such a letter (NFC)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file in a folder and those below it, but for what is hidden and what others leave."""
+    found = []
+    for base, below, names in os.walk(folder, onerror=_unread):
+        below[:] = [name for name in below if not _left_out(name)]
+        found += [Path(base) / name for name in names if not _left_out(name)]
+    return sorted(found)
+
+
+def is_picture(file: Path) -> bool:
+    """Whether a file is meant to be a picture, by its name or its first bytes."""
+    if file.suffix.lower() in ENDINGS:
+        return True
+    if not file.is_file():  # to open a pipe would wait for whoever writes into it
+        return False
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(12)
+    except OSError:
+        return False
+    return start.startswith(_BEGINNINGS) or start[8:] == b"WEBP" or start[4:] in {b"ftypavif", b"ftypheic", b"ftypmif1"}
+
+
+def _left_out(name: str) -> bool:
+    return name.startswith(".") or name in JUNK
+
+
+def _unread(error: OSError) -> None:
+    """Pictures that cannot be reached are not left out in silence."""
+    why = (error.strerror or str(error)).lower()
+    raise DataError(f"the folder {error.filename} cannot be read ({why}); let it be read, or take it away") from error
 
 
 def read_folder(folder: Path) -> Listing:
@@ -18,10 +120,11 @@ def read_folder(folder: Path) -> Listing:
     alone: then a fifth of each class is for testing."""
     names = folders(folder)
     if (part := part_for_testing(names)) is None:
-        found = listing(folder, _rows(folder, "", names, False), names)
+        classes = sorted(class_folders(folder))
+        found = listing(folder, _rows(folder, folder, classes, False), classes)
         return replace(found, test=set_apart(found.labels))
-    classes = folders(folder / "train")
-    rows = _rows(folder, "train/", classes, False) + _part(folder, part, classes, True)
+    classes = sorted(class_folders(folder / "train"))
+    rows = _rows(folder, folder / "train", classes, False) + _part(folder, part, classes, True)
     validation = next((name for name in VALIDATION_NAMES if name in names and name != part), None)
     if validation is None:
         return listing(folder, rows, classes)
@@ -60,16 +163,13 @@ def stands_alone(folder: Path, name: str) -> bool | None:
 
 def _part(folder: Path, part: str, classes: list[str], test: bool) -> list[tuple[str, int, bool]]:
     """The images of a part other than `train`, which may lack classes of it but has no others."""
-    names = folders(folder / part)
-    if strange := sorted(set(names) - set(classes)):
+    if strange := sorted(set(class_folders(folder / part)) - set(classes)):
         raise DataError(f"{folder / part / strange[0]} is a class that {folder / 'train'} does not have")
-    return _rows(folder, f"{part}/", names, test, classes)
+    return _rows(folder, folder / part, classes, test)
 
 
-def _rows(
-    folder: Path, prefix: str, names: list[str], test: bool, classes: list[str] | None = None
-) -> list[tuple[str, int, bool]]:
-    number = {name: index for index, name in enumerate(classes or names)}
+def _rows(base: Path, folder: Path, classes: list[str], test: bool) -> list[tuple[str, int, bool]]:
+    found = class_files(folder, classes)
     return [
-        (f"{prefix}{name}/{image}", number[name], test) for name in names for image in images(folder / prefix / name)
+        (file.relative_to(base).as_posix(), label, test) for file, label in zip(found.files, found.labels, strict=True)
     ]
