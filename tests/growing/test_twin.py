@@ -51,8 +51,29 @@ def layers_of(net: GrowingNetwork) -> list[GrowingLayer]:
     return [m for m in net.body.modules() if isinstance(m, GrowingLayer)]
 
 
-def twin_of(net: GrowingNetwork, growths: list[list[int]]) -> list[TwinLayer]:
-    twins = []
+def steps_of(layer: GrowingLayer, tasks: int, as_learned: bool) -> dict[int, tuple[Tensor, Tensor]]:
+    """Rank births at full width, with zeros where features are not old; the newest one as it is learned, or as it is
+    written down."""
+    weight, found = layer.grown.value, {}
+    outputs, inputs = layer.grown.row_births, layer.grown.col_births
+    for task in range(1, tasks):
+        if (birth := layer.grown.rank_birth(task)) is not None:
+            learned = as_learned and birth.open
+            up = birth.up.detach() if learned else birth.numbers("up")
+            down = birth.down.detach() if learned else birth.numbers("down")
+            wide = torch.zeros(weight.shape[0], birth.rank, dtype=torch.float64)
+            wide[outputs < task] = up
+            deep = torch.zeros(birth.rank, *weight.shape[1:], dtype=torch.float64)
+            old = inputs < task if layer.grown.col == 1 else torch.ones(weight.shape[1], dtype=torch.bool)
+            deep[:, old] = down.view(birth.rank, -1, *weight.shape[2:])
+            found[task] = (wide, deep)
+    return found
+
+
+def twin_of(
+    net: GrowingNetwork, growths: list[list[int]], flatten_at: int, repeat: int, as_learned: bool
+) -> list[TwinLayer]:
+    twins: list[TwinLayer] = []
     for i, layer in enumerate(layers_of(net)):
         layer.grown.sync()
         bias = None
@@ -63,6 +84,10 @@ def twin_of(net: GrowingNetwork, growths: list[list[int]]) -> list[TwinLayer]:
         keys = ("stride", "padding", "dilation")
         convolution = None if numbers is None else {k: numbers[k] for k in keys}
         twin = TwinLayer(layer.grown.value.clone(), bias, convolution)
+        twin.steps = steps_of(layer, len(growths), as_learned)
+        if twins:
+            times = repeat if i == flatten_at else 1
+            twin.below = [mask.repeat_interleave(times) for mask in twins[-1].ternary]
         for task, grown in enumerate(growths):
             twin.add_task(grown[i])
             norm = layer.norms[task]
@@ -105,12 +130,12 @@ def test_values_and_gradients_agree_with_the_equations(
     for task in range(1, data.draw(st.integers(1, 4))):
         stir(net)
         grown = [data.draw(st.integers(0, 2)) for _ in widths]
-        net.add_task(str(task), 2, growth=dict(zip(names, grown, strict=True)))
+        net.add_task(str(task), 2, growth=dict(zip(names, grown, strict=True)), rank=data.draw(st.integers(0, 3)))
         growths.append(grown)
     stir(net)
     newest = len(growths) - 1
 
-    twins = twin_of(net, growths)
+    twins = twin_of(net, growths, flatten_at, repeat, as_learned=True)
     net.train()
     fast_x, slow_x = x.clone().requires_grad_(), x.clone().requires_grad_()
     out = net.body(fast_x)
@@ -133,6 +158,14 @@ def test_values_and_gradients_agree_with_the_equations(
             assert twin.bias.grad is not None
             born = twin.bias.grad[layer.grown_bias.block.new_out.index]
             torch.testing.assert_close(layer.grown_bias.rows.grad, born, rtol=1e-12, atol=1e-12)
+        if (birth := layer.grown.newest_rank()) is not None:
+            outputs, inputs = layer.grown.row_births, layer.grown.col_births
+            by_up, by_down = (part.grad for part in twin.steps[newest])
+            assert by_up is not None
+            assert by_down is not None
+            torch.testing.assert_close(birth.up.grad, by_up[outputs < newest], rtol=1e-12, atol=1e-12)
+            old = inputs < newest if layer.grown.col == 1 else torch.ones(by_down.shape[1], dtype=torch.bool)
+            torch.testing.assert_close(birth.down.grad, by_down[:, old].flatten(1), rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=25, deadline=None)
@@ -151,9 +184,10 @@ def test_old_tasks_compute_what_the_masked_network_does(
     for task in range(1, 4):
         stir(net)
         growths.append([data.draw(st.integers(0, 2)) for _ in widths])
-        net.add_task(str(task), 2, growth=dict(zip(names, growths[-1], strict=True)))
+        growth, rank = dict(zip(names, growths[-1], strict=True)), data.draw(st.integers(0, 3))
+        net.add_task(str(task), 2, growth=growth, rank=rank)
     stir(net)
-    twins = twin_of(net, growths)
+    twins = twin_of(net, growths, flatten_at, repeat, as_learned=False)
     for task in range(4):
         h = x
         for i, twin in enumerate(twins):

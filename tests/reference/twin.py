@@ -22,6 +22,10 @@ class TwinLayer:
     convolution: dict[str, int] | None = None
     ternary: list[Tensor] = field(default_factory=list)
     """Algorithm S1: one ternary mask for each task."""
+    steps: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Rank births: task → `up` (outputs × rank) and `down` (rank × inputs × kernel) at full width."""
+    below: list[Tensor] = field(default_factory=list)
+    """Ternary masks of this layer's inputs for each task; empty where all inputs are old."""
     scale: dict[int, Tensor] = field(default_factory=dict)
     shift: dict[int, Tensor] = field(default_factory=dict)
 
@@ -47,13 +51,32 @@ class TwinLayer:
     def _padded(self, mask: Tensor) -> Tensor:
         return F.pad(mask, (0, self.weight.shape[0] - len(mask)))
 
+    def weight_of(self, task: int) -> Tensor:
+        """W(k) = W + Σ up(s) · down(s) over s ≤ k, each where outputs and inputs are both older than s."""
+        weight = self.weight
+        for s, (up, down) in self.steps.items():
+            if s <= task:
+                outputs = self.n(s - 1).view(-1, *[1] * (weight.dim() - 1))
+                inputs = self._inputs(s - 1).view(1, -1, *[1] * (weight.dim() - 2))
+                weight = weight + outputs * inputs * torch.einsum("or,r...->o...", up, down)
+        return weight
+
+    def _inputs(self, task: int) -> Tensor:
+        """Which inputs exist for a task."""
+        if not self.below:
+            return torch.ones(self.weight.shape[1], dtype=torch.float64)
+        mask = torch.zeros(self.weight.shape[1], dtype=torch.float64)
+        mask[: len(self.below[task])] = (self.below[task] > 0).double()
+        return mask
+
     def forward(self, x: Tensor, task: int) -> Tensor:
         """Equation 4 with equation 7: y = (W x) ⊙ n, features of earlier tasks scaled and shifted for this one."""
+        weight = self.weight_of(task)
         if self.convolution is None:
-            y = x @ self.weight.t()
+            y = x @ weight.t()
             shape: tuple[int, ...] = (1, -1)
         else:
-            y = F.conv2d(x, self.weight, None, **self.convolution)
+            y = F.conv2d(x, weight, None, **self.convolution)
             shape = (1, -1, 1, 1)
         if self.bias is not None:
             y = y + self.bias.view(shape)
@@ -84,6 +107,8 @@ def backward(layers: list[TwinLayer], flatten_at: int, repeat: int, x: Tensor, t
             layer.bias.requires_grad_(True)
         layer.scale[task].requires_grad_(True)
         layer.shift[task].requires_grad_(True)
+        for part in layer.steps.get(task, ()):
+            part.requires_grad_(True)
     h = x
     for i, layer in enumerate(layers):
         if i == flatten_at:

@@ -27,14 +27,15 @@ def live(net: nn.Module, axes: Axes, fn: str) -> tuple[nn.Module, nn.ModuleDict,
     made: dict[int, nn.Module] = {}
 
     layers = {id(p) for m in body.modules() if is_layer(m) for p in m._parameters.values()}
-    blank = {id(m.weight): m.padding_idx for m in body.modules() if isinstance(m, nn.Embedding)}
+    blank = {id(m.weight): m.padding_idx for m in body.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
 
     def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
         known = id(parameter)
         if known not in tensors:  # tied parameters grow as one
             full = own.joined(path, name)
             writes = 0 if known in layers else axes.writes.get(full)
-            tensors[known] = GrowingTensor(parameter, axes.tensors[full], writes, blank.get(known))
+            leans = known in layers or (known not in blank and axes.writes.get(full, -1) >= 0)
+            tensors[known] = GrowingTensor(parameter, axes.tensors[full], writes, blank.get(known), leans)
         return tensors[known]
 
     inside = {id(part) for m in body.modules() if is_norm(m) for part in m.modules() if part is not m}

@@ -33,6 +33,7 @@ class TaskRecord:
     name: str
     classes: int
     growth: float | Mapping[str, float]
+    rank: float | Mapping[str, float] = 0
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ class GrowthOverhead:
     """Two floats for each normalized feature and task."""
     norms: int
     """Normalization layers' affine parameters and statistics, for each task after the first."""
+    rank_births: int = 0
+    """Sixteen bits for each number of a rank birth."""
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.masks + self.feature_norms + self.norms
+        return self.masks + self.feature_norms + self.norms + self.rank_births
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class GrowingLayer(nn.Module):
         if self.convolution is not None:
             x, geometry = self._geometry(x)
         known = x.shape[1] == self.grown.value.shape[1]  # of any other input torch shall say that it does not fit
-        if known and fits(x, geometry) and self._fuses(norm):
+        if known and fits(x, geometry) and self._fuses(norm) and self.grown.newest_rank() is None:
             plan, affine = self._fuse(norm, geometry, x.device)
             weight = self.grown.synced(autocast_dtype(x))
             return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan)
@@ -162,15 +162,16 @@ class GrowingLayer(nn.Module):
         rows = self.grown.rows
         if rows is not None and self._all_newborn(norm) and autocast_dtype(x) is None:
             return apply(x, rows, born, geometry)
-        parts = (rows, self.grown.cols, born)
+        parts, low_rank = (rows, self.grown.cols, born), self.grown.low_rank()
         if geometry is None or not len(norm.covered) or not self.folds:
-            y = grown(x, parts, self.grown.synced(autocast_dtype(x)), bias, self.grown.block, geometry)
+            weight = self.grown.synced(autocast_dtype(x))
+            y = grown(x, parts, weight, bias, self.grown.block, geometry, low_rank=low_rank)
             return _normalize(y, norm, -1 if geometry is None else y.dim() - 1 - len(geometry.stride))
         # A convolution's output is larger than its weight, so the normalization goes into the weight.
         assert norm.scale is not None
         assert norm.shift is not None
         learned = (self._scaling(norm, autocast_dtype(x)), norm.scale, norm.shift)
-        return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned)
+        return grown(x, parts, self.grown.synced(), bias, self.grown.block, geometry, learned, low_rank)
 
     def _all_newborn(self, norm: FeatureNorm) -> bool:
         """Whether this is an ordinary layer, as in a first task: nothing is frozen and nothing is normalized."""

@@ -29,6 +29,7 @@ from zeroforget.growing.convert import live
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, as_growth, whole
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, seal, tie, unseal
+from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_samples, leading, ranks_of
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.transaction import all_or_nothing
@@ -52,6 +53,7 @@ class GrowingNetwork(nn.Module):
         start: float,
         fn: str,
         bridge: str,
+        rank: Rank = 0,
     ) -> None:
         super().__init__()
         self.axes = axes
@@ -60,6 +62,7 @@ class GrowingNetwork(nn.Module):
         self.start = start
         self.fn = fn
         self.bridge = bridge
+        self.rank = as_rank(rank)
         self.history: list[TaskRecord] = []
         self._births: dict[str, Tensor] = {axis: torch.zeros(0, dtype=torch.int64) for axis in axes.sizes}
         self._shares: list[dict[str, float]] = []
@@ -135,7 +138,34 @@ class GrowingNetwork(nn.Module):
             masks=mask_bits * len(chosen),
             feature_norms=sum(bits(layer.norms[k]) for layer in layers for k in chosen),
             norms=sum(bits(norm.tasks[k]) for norm in norms for k in chosen if k > 0),
+            rank_births=sum(birth.bits for k in chosen for birth in self._rank_births(k).values()),
         )
+
+    def ranks(self, task: str | int | None = None) -> dict[str, int]:
+        """Weight → the rank of the step that a task (the newest by default) adds to it, where it adds one."""
+        number = len(self.history) - 1 if task is None else self.number(task)
+        return {name: birth.rank for name, birth in self._rank_births(number).items()}
+
+    def _rank_births(self, task: int) -> dict[str, RankBirth]:
+        births = {name: tensor.rank_birth(task) for name, tensor in self.leaning().items()}
+        return {name: birth for name, birth in births.items() if birth is not None}
+
+    def leaning(self) -> dict[str, GrowingTensor]:
+        """The weights that may have rank births, by the names that they have in the plain network; tied ones once."""
+        found: dict[str, GrowingTensor] = {}
+        for path, module in self.body.named_modules():
+            if isinstance(module, GrowingLayer):
+                found[own.joined(path, "weight")] = module.grown
+        for key, (path, name) in self._homes.items():
+            tensor = self.loose[key]
+            assert isinstance(tensor, GrowingTensor)
+            found[own.joined(path, name)] = tensor
+        first: dict[int, str] = {}
+        return {
+            name: tensor
+            for name, tensor in found.items()
+            if tensor.leans and first.setdefault(id(tensor), name) == name
+        }
 
     # Learning --------------------------------------------------------------------------------------------------
 
@@ -162,7 +192,14 @@ class GrowingNetwork(nn.Module):
     @torch.inference_mode(False)  # what is made in inference mode could never learn
     @all_or_nothing
     def add_task(
-        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None, *, quiet: bool = False
+        self,
+        name: str,
+        classes: int,
+        growth: float | Mapping[str, float] | None = None,
+        rank: Rank | None = None,
+        *,
+        images: Tensor | None = None,
+        quiet: bool = False,
     ) -> None:
         """Begin a task; from now on the network trains what is born with it and nothing else.
 
@@ -170,11 +207,16 @@ class GrowingNetwork(nn.Module):
         axis, or for the axes named a number of features (a share if it is a float). 0 (the default) adds none: the
         task then learns its head and its normalization. If a growth above 0 is too small to add any, a warning says so,
         unless this is to be `quiet`.
+
+        A `rank` lets what is old lean towards the task: each weight gets a step of this rank, which older tasks never
+        see (`grow` sets the default). It is a number, a share of the full rank, or one of these for each weight named
+        (`leaning()` lists them). Given some `images` of the task, a few hundred inputs as the network takes them, steps
+        begin in the directions in which each layer's inputs are largest, else in random ones.
         """
         task = len(self.history)
         self._withdraw()
         shares, widths = self.plan(name, classes, growth)
-        record = TaskRecord(name, operator.index(classes), self._wanted(growth))
+        record = TaskRecord(name, operator.index(classes), self._wanted(growth), self._wanted_rank(rank))
         warn_if_untouched(self.heads, self._begun, self.tasks)
         if not quiet:
             self.limits.warn_if_idle(record.growth, self.widths(), widths)
@@ -204,7 +246,36 @@ class GrowingNetwork(nn.Module):
         self.history.append(record)
         self._shares.append(shares)
         self.heads.append(self._new_head(record.classes))
+        if record.rank:
+            self._lean(record.rank, images)
         self._begun = fresh(self.heads)
+
+    def _wanted_rank(self, rank: Rank | None) -> Any:
+        """The rank of the next task, in Python's own numbers; every mistake is found here."""
+        if not self.history:
+            if rank:
+                raise ValueError(
+                    "the first task has nothing older to lean on: leave out rank; later tasks may have one"
+                )
+            return 0
+        wanted = as_rank(self.rank if rank is None else rank)
+        ranks_of(wanted, dict.fromkeys(self.leaning(), 1))
+        return wanted
+
+    def _lean(self, rank: Any, images: Tensor | None) -> None:
+        """Give the newest task rank births, aimed at what its images have most of."""
+        weights = self.leaning()
+        ranks = ranks_of(rank, {name: min(weight.old_block()) for name, weight in weights.items()})
+        for name, wanted in ranks.items():
+            if wanted:
+                weights[name].lean(wanted)
+        if images is not None:
+            with torch.no_grad():
+                samples = input_samples(self._cut(len(self.history) - 1), images)
+                for name, birth in self._rank_births(len(self.history) - 1).items():
+                    if name in samples:
+                        inputs = weights[name].old_inputs(samples[name])
+                        birth.down.copy_(leading(inputs.to(birth.down.dtype), birth.rank))
 
     @torch.inference_mode(False)
     @all_or_nothing

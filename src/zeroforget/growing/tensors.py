@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.labels import Label, axis_names, births_of
+from zeroforget.growing.rank_births import RankBirth, orthonormal
 from zeroforget.operators.places import Places, select
-from zeroforget.operators.plain import Block
+from zeroforget.operators.plain import Block, LowRank
 
 
 class GrowingTensor(nn.Module):
@@ -26,7 +27,8 @@ class GrowingTensor(nn.Module):
 
     `writes` is the dimension along which it writes features; -1 if it writes none but has a number for each one of
     others, as a gain has; None if that is not known. New values start as that wants; where they are kept does not
-    depend on it. `blank` is the row that an embedding keeps at zero.
+    depend on it. `blank` is the row that an embedding keeps at zero. `leans` tells whether tasks may have rank births
+    here: `value` never holds these, they are added to what a task uses.
     """
 
     value: Tensor
@@ -35,7 +37,12 @@ class GrowingTensor(nn.Module):
     cols: nn.Parameter | None
 
     def __init__(
-        self, initial: Tensor, labels: tuple[Label, ...], writes: int | None = 0, blank: int | None = None
+        self,
+        initial: Tensor,
+        labels: tuple[Label, ...],
+        writes: int | None = 0,
+        blank: int | None = None,
+        leans: bool = False,
     ) -> None:
         super().__init__()
         self.labels = labels or (1,)
@@ -59,7 +66,11 @@ class GrowingTensor(nn.Module):
         spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
         facts = [float(spread), float(self.value.double().mean()), float(self._inputs())]
         self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
+        self.leans = leans and self.mixes
+        self.rank_births = nn.ModuleDict()
+        """The task's number → its rank birth; most weights have none."""
         self._low: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._old: Tensor | None = None
         self.task = -1
         self.row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
         self.col_births = self._no_births()
@@ -101,14 +112,45 @@ class GrowingTensor(nn.Module):
     def shrink(self) -> None:
         """Take back what was born with the newest task; the one before is open again."""
         task = self.task - 1
-        self.value = self.at(task).reshape_as(self.value) if self.scalar else self.at(task)
+        self.value = self._born_by(task)
         rows, cols = self.row_births, self.col_births
+        if str(self.task) in self.rank_births:
+            del self.rank_births[str(self.task)]
         self._open(task, rows[rows <= task], cols[cols <= task])
+        if (birth := self.newest_rank()) is not None:
+            birth.reopen(self.value.dtype)
 
     def close(self) -> None:
         """Write the newborn values down; nothing of this tensor is a parameter any more."""
         self.sync()
         self.rows, self.cols = None, None
+        if (birth := self.newest_rank()) is not None:
+            birth.close()
+
+    def old_block(self) -> tuple[int, int]:
+        """The size of what is older than the newest task, as a matrix: what leaned on it would have this shape."""
+        old, all_rows = len(self.block.old_out), self.value.shape[self.row]
+        rest = self.value.numel() // max(1, all_rows)
+        if self.col >= 0:
+            rest = rest // self.value.shape[self.col] * self._old_in_count()
+        return old, rest
+
+    def lean(self, rank: int) -> None:
+        """Give the newest task a rank birth: a step of zero, in random directions at right angles."""
+        rows, inputs = self.old_block()
+        up = self.value.new_zeros(rows, rank)
+        self.rank_births[str(self.task)] = RankBirth(up, orthonormal(rank, inputs, self.value))
+        self._forget_low()
+
+    def newest_rank(self) -> RankBirth | None:
+        """The rank birth of the newest task, if it has one."""
+        return self.rank_birth(self.task)
+
+    def rank_birth(self, task: int) -> RankBirth | None:
+        """What a task adds to the weights older than it, if anything."""
+        found = self.rank_births._modules.get(str(task))
+        assert found is None or isinstance(found, RankBirth)
+        return found
 
     def reopen(self) -> None:
         """The newborn parameters anew, from values that were written into the whole."""
@@ -120,6 +162,9 @@ class GrowingTensor(nn.Module):
         cols = births_of(self.labels[self.col], births) if self.col >= 0 else self._no_births()
         return rows[rows <= task], cols[cols <= task]
 
+    def _old_in_count(self) -> int:
+        return 0 if self.block.old_in is None else len(self.block.old_in)
+
     def _no_births(self) -> Tensor:
         return torch.zeros(1, dtype=torch.int64)
 
@@ -130,6 +175,7 @@ class GrowingTensor(nn.Module):
             new_out=Places.where(rows == task),
             old_out=Places.where(rows < task),
             new_in=Places.where(cols == task) if self.col >= 0 and task > 0 else Places.where(cols < 0),
+            old_in=Places.where(cols < task) if self.col >= 0 else None,
         )
         # At task 0 everything along `row` is new, fixed sizes included.
         given = task == 0 and self.frozen
@@ -176,7 +222,7 @@ class GrowingTensor(nn.Module):
         and kept, so that a step converts only the new."""
         own = self.value
         dtype = own.dtype if dtype is None or own.dtype == torch.float64 else dtype
-        if dtype == own.dtype:
+        if dtype == own.dtype and not self.rank_births:
             if self.rows is not None and not len(self.block.old_out):  # all is newborn: nothing to copy
                 return self.rows.data
             self.sync()
@@ -185,11 +231,89 @@ class GrowingTensor(nn.Module):
         low = self._low.get((dtype, own.device))
         if low is None:
             self.sync()
-            with torch.inference_mode(False):  # it is kept for steps that are not
-                low = self._low[dtype, own.device] = own.to(dtype)
+            with torch.inference_mode(False), torch.no_grad():  # it is kept for steps that are not
+                frozen = self._frozen() if self.rank_births else own
+                low = self._low[dtype, own.device] = frozen.to(dtype)
         else:
             self._write(low.data)
+        if self.folds_rank:
+            self._fold(low.data)
         return low
+
+    # Rank births ------------------------------------------------------------------------------------------------
+
+    @property
+    def folds_rank(self) -> bool:
+        """Whether the rank birth that is being learned is part of the weight in a step: a convolution has few weights
+        and many positions. A matrix has few positions: what goes through its rank birth is added to what comes out."""
+        return self.value.dim() > 2 and self.newest_rank() is not None
+
+    def low_rank(self) -> LowRank | None:
+        """The rank birth that is being learned, as the operators want it."""
+        birth = self.newest_rank()
+        return None if birth is None else LowRank(birth.up, birth.down, self.folds_rank)
+
+    def _with_steps(self, values: Tensor, upto: int, rows: Tensor, cols: Tensor) -> Tensor:
+        """Add the steps of all rank births up to a task, oldest first, to values with these births, in place."""
+        for number in range(1, upto + 1):
+            if (birth := self.rank_birth(number)) is not None:
+                self._add(values, birth, Places.where(rows < number), Places.where(cols < number))
+        return values
+
+    def _frozen(self) -> Tensor:
+        """A copy of the whole as the task before the newest left it, newborn values included."""
+        return self._with_steps(self.value.clone(), self.task - 1, self.row_births, self.col_births)
+
+    def _add(self, values: Tensor, birth: RankBirth, rows: Places, cols: Places) -> None:
+        front = values.movedim(self.row, 0)
+
+        def give(first: int, step: Tensor) -> None:
+            places = rows.index[first : first + len(step)].to(values.device)
+            part = front.index_select(0, places)
+            block = cols.take(part, self.col) if self.col >= 0 else part
+            block = block + step.to(values).view_as(block)
+            if self.col >= 0:
+                cols.put(part, self.col, block)
+            front.index_copy_(0, places, block if self.col < 0 else part)
+
+        birth.step(give)
+
+    def old_inputs(self, samples: Tensor) -> Tensor:
+        """What the old block reads of samples of a layer's inputs (samples × inputs × kernel), as rows."""
+        return (samples if self.block.old_in is None else self.block.old_in.take(samples, 1)).flatten(1)
+
+    @torch.no_grad()
+    def _fold(self, whole: Tensor) -> None:
+        """Write the old block with the step that is being learned into a weight that a step of training reads."""
+        birth = self.newest_rank()
+        assert birth is not None
+        if self._old is None:
+            with torch.inference_mode(False):
+                self._old = self._block(self._frozen()).clone()
+        step = (birth.up.data @ birth.down.data).view(self._front_shape()).movedim(0, self.row)
+        values = self._old + step
+        rows, cols = self.block.old_out, self.block.old_in
+        if cols is None:
+            rows.put(whole, self.row, values)
+        elif rows.start is not None and cols.start is not None:
+            cols.put(rows.take(whole, self.row), self.col, values)
+        else:
+            part = rows.take(whole, self.row).clone()
+            cols.put(part, self.col, values)
+            rows.put(whole, self.row, part)
+
+    def _block(self, whole: Tensor) -> Tensor:
+        """What is older than the newest task."""
+        part = self.block.old_out.take(whole, self.row)
+        return part if self.block.old_in is None else self.block.old_in.take(part, self.col)
+
+    def _front_shape(self) -> list[int]:
+        """The shape of the old block with its outputs in front."""
+        shape = list(self.value.shape)
+        shape[self.row] = len(self.block.old_out)
+        if self.block.old_in is not None:
+            shape[self.col] = len(self.block.old_in)
+        return [shape[self.row], *shape[: self.row], *shape[self.row + 1 :]]
 
     def _write(self, whole: Tensor) -> None:
         """Through `.data`: a forward between another forward and its backward writes the same values again, which must
@@ -206,7 +330,7 @@ class GrowingTensor(nn.Module):
                 self.block.old_out.put(whole, self.row, old)
 
     def _forget_low(self) -> None:
-        self._low = {}
+        self._low, self._old = {}, None
 
     def _apply(self, fn: Any, recurse: bool = True) -> GrowingTensor:
         self._forget_low()
@@ -221,7 +345,7 @@ class GrowingTensor(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_low": {}}
+        return self.__dict__ | {"_low": {}, "_old": None}
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.sync()
@@ -229,22 +353,33 @@ class GrowingTensor(nn.Module):
 
     def at(self, task: int) -> Tensor:
         """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing."""
+        rows, cols = self.row_births, self.col_births
+        out = self._with_steps(self._born_by(task), task, rows[rows <= task], cols[cols <= task])
+        return out.reshape(()) if self.scalar else out
+
+    def _born_by(self, task: int) -> Tensor:
+        """What was born up to a task, without rank births."""
         if task >= self.task:
             self.sync()
         chosen = [(self.row, self.row_births <= task)]
         if self.col >= 0:
             chosen.append((self.col, self.col_births <= task))
-        out = select(self.value, chosen)
-        return out.reshape(()) if self.scalar else out
+        return select(self.value, chosen)
 
     def whole(self) -> Tensor:
         """All values, with gradients flowing to the newborn parts."""
         self.sync()
-        out = self.value.clone()
+        out = self._frozen()
         if self.cols is not None:
             old = self.block.old_out.take(out, self.row)
             old = old.index_copy(self.col, self.block.new_in.on(out.device), self.cols)
             out = out.index_copy(self.row, self.block.old_out.on(out.device), old)
         if self.rows is not None:
             out = out.index_copy(self.row, self.block.new_out.on(out.device), self.rows)
+        if (birth := self.newest_rank()) is not None:
+            step = (birth.up @ birth.down).view(self._front_shape()).movedim(0, self.row)
+            old = self.block.old_out.take(out, self.row)
+            where = self.block.old_in
+            old = old + step if where is None else old.index_add(self.col, where.on(out.device), step)
+            out = out.index_copy(self.row, self.block.old_out.on(out.device), old)
         return out.reshape(()) if self.scalar else out

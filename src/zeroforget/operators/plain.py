@@ -20,11 +20,15 @@ from zeroforget.operators.places import Places
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Where the newborn part of a weight lies: new and old outputs (dimension 0), new inputs (dimension 1)."""
+    """Where the newborn part of a weight lies: new and old outputs (dimension 0), new and old inputs (dimension 1).
+
+    `old_in` is None where inputs do not grow: then all are old.
+    """
 
     new_out: Places
     old_out: Places
     new_in: Places
+    old_in: Places | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,18 @@ def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class LowRank:
+    """A step of low rank that a weight's old block takes: `up` (old outputs × rank) times `down` (rank × old inputs).
+
+    `folded`: the weight that comes with it holds the step already. Else what goes through it is added to the output.
+    """
+
+    up: Tensor
+    down: Tensor
+    folded: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Scaling:
     """Feature normalization for a layer to fold in: scale and shift of all its outputs, and which of them are learned.
 
@@ -64,7 +80,7 @@ class Scaling:
 
 class _Grown(torch.autograd.Function):
     """A layer's output. `rows`, `cols`, `born`, `gamma` and `beta` are there to receive gradients: their values are
-    already in `weight`, `bias` and `scaling`."""
+    already in `weight`, `bias` and `scaling`. So are `up` and `down` where the low rank is folded in."""
 
     @staticmethod
     def forward(
@@ -75,15 +91,18 @@ class _Grown(torch.autograd.Function):
         born: Tensor | None,
         gamma: Tensor | None,
         beta: Tensor | None,
+        up: Tensor | None,
+        down: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         block: Block,
         geometry: Geometry | None,
         scaling: Scaling | None,
+        folded: bool,
     ) -> Tensor:
-        ctx.block, ctx.geometry, ctx.scaling = block, geometry, scaling
+        ctx.block, ctx.geometry, ctx.scaling, ctx.folded = block, geometry, scaling, folded
         ctx.input_dtype, ctx.shape = x.dtype, x.shape
-        ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta)]
+        ctx.parameter_dtypes = [None if p is None else p.dtype for p in (rows, cols, born, gamma, beta, up, down)]
         if scaling is not None:  # eq. (7), folded: (γ W) x + (γ b + β)
             column = scaling.scale.view(-1, *[1] * (weight.dim() - 1))
             weight = torch.mul(weight, column, out=scaling.weight.data)
@@ -92,26 +111,38 @@ class _Grown(torch.autograd.Function):
         x, weight = cast(x, dtype), cast(weight, dtype)
         bias = None if bias is None else cast(bias, dtype)
         grouped = geometry is not None and geometry.groups > 1
-        # The inputs that a gradient needs: all of them for new rows, else only the new ones.
-        ctx.whole = rows is not None or grouped
+        # The inputs that a gradient needs: all of them for new rows or a low rank, else only the new ones.
+        ctx.whole = rows is not None or grouped or up is not None
         kept = x if ctx.whole else None
         if cols is not None and not ctx.whole:
             kept = block.new_in.take(x, _channel_dim(x, geometry)).contiguous()
         out = apply(x, weight, bias, geometry)
+        thin = None
+        if up is not None and down is not None:
+            thin = thin_layers(up, down, weight, block)
+            if not folded:
+                out += apply(apply(x, thin[1], None, geometry), thin[0], None, pointwise(geometry))
         # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
-        ctx.save_for_backward(kept, weight, None if scaling is None else out, rows, cols, born, gamma, beta)
+        newborn = (rows, cols, born, gamma, beta, up, down)
+        ctx.save_for_backward(kept, weight, None if scaling is None else out, *(thin or (None, None)), *newborn)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out, *_ = ctx.saved_tensors
+        x, weight, out, up, down, *_ = ctx.saved_tensors
         block, geometry, scaling = ctx.block, ctx.geometry, ctx.scaling
         need_x, need_rows, need_cols, need_born = ctx.needs_input_grad[:4]
-        grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = None
+        grad_x = grad_rows = grad_cols = grad_born = grad_gamma = grad_beta = grad_up = grad_down = None
         channel = _channel_dim(g, geometry)
         if need_x:
-            grad_x = input_gradient(g, weight, ctx.shape, geometry).to(ctx.input_dtype)
+            grad_x = input_gradient(g, weight, ctx.shape, geometry)
+            if up is not None and not ctx.folded:
+                grad_x += input_gradient(apply(g, up.t(), None, None), down, ctx.shape, geometry)
+            grad_x = grad_x.to(ctx.input_dtype)
+        if up is not None:
+            scale = None if scaling is None else scaling.scale
+            grad_up, grad_down = low_rank_gradients(g, x, up, down, block, geometry, scale)
         if geometry is not None and geometry.groups > 1:
             grad_rows, grad_cols = _grouped_gradients(g, x, weight, block, geometry, need_rows, need_cols)
         else:
@@ -129,9 +160,64 @@ class _Grown(torch.autograd.Function):
             grad_rows, grad_cols, grad_born = _scaled(scaling.scale, block, grad_rows, grad_cols, grad_born)
         elif need_born:
             grad_born = block.new_out.take(g, channel).sum([d for d in range(g.dim()) if d != channel])
-        grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta]
+        grads = [grad_rows, grad_cols, grad_born, grad_gamma, grad_beta, grad_up, grad_down]
         cast = [t if t is None else t.to(d) for t, d in zip(grads, ctx.parameter_dtypes, strict=True)]
-        return (grad_x, *cast, None, None, None, None, None)
+        return (grad_x, *cast, *[None] * 6)
+
+
+def pointwise(geometry: Geometry | None) -> Geometry | None:
+    """The numbers of a convolution that mixes channels alone, in as many dimensions."""
+    if geometry is None:
+        return None
+    n = len(geometry.stride)
+    return Geometry((1,) * n, (0,) * n, (1,) * n, 1)
+
+
+def thin_layers(up: Tensor, down: Tensor, weight: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """A low rank as the weights of two layers, x → down → up, for all inputs and outputs of a weight: zeros where these
+    are new. Of a convolution the second one mixes channels alone."""
+    rank, flat = down.shape[0], weight.dim() - 2
+    wide = weight.new_zeros(weight.shape[0], rank)
+    block.old_out.put(wide, 0, up)
+    if block.old_in is None:
+        return wide.view(*wide.shape, *[1] * flat), down.to(weight.dtype).view(rank, *weight.shape[1:])
+    deep = weight.new_zeros(rank, *weight.shape[1:])
+    block.old_in.put(deep, 1, down.view(rank, -1, *weight.shape[2:]).to(weight.dtype))
+    return wide.view(*wide.shape, *[1] * flat), deep
+
+
+def low_rank_gradients(
+    g: Tensor,
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    block: Block,
+    geometry: Geometry | None,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Of a low rank as two thin layers; `scale` is what the outputs were multiplied by. The old block gets none itself,
+    but in a convolution with groups, whose weights are few."""
+    rank = down.shape[0]
+    if scale is not None:
+        up = up * scale.to(up.dtype).view(-1, *[1] * (up.dim() - 1))
+    if geometry is not None and geometry.groups > 1:
+        whole = weight_gradient(g, x, down.new_empty(up.shape[0], *down.shape[1:]), geometry)
+        old = block.old_out.take(whole, 0).flatten(1)
+        thin = block.old_out.take(up, 0).flatten(1)
+        by_up = old.mm(down.flatten(1).t())
+        if scale is not None:
+            by_up = by_up * block.old_out.take(scale, 0)[:, None].to(by_up.dtype)
+        by_down = thin.t().mm(old).view_as(down)
+    else:
+        spread = pointwise(geometry)
+        back = apply(g, up.transpose(0, 1), None, spread)
+        by_down = weight_gradient(back, x, down, geometry)
+        by_up = block.old_out.take(weight_gradient(g, apply(x, down, None, geometry), up, spread), 0).flatten(1)
+        if scale is not None:
+            by_up = by_up * block.old_out.take(scale, 0)[:, None].to(by_up.dtype)
+    if block.old_in is not None:
+        by_down = block.old_in.take(by_down, 1)
+    return by_up, by_down.reshape(rank, -1)
 
 
 def _scaled(scale: Tensor, block: Block, *grads: Tensor | None) -> list[Tensor | None]:
@@ -177,14 +263,16 @@ def grown(
     block: Block,
     geometry: Geometry | None = None,
     scaling: tuple[Scaling, Tensor, Tensor] | None = None,
+    low_rank: LowRank | None = None,
 ) -> Tensor:
     """A linear layer over the last dimension, or with a geometry a convolution in one, two or three dimensions.
 
     Gradients go to x and to the newborn `parts` (rows, columns, biases), whose values `weight` and `bias` already hold;
-    with a scaling also to its learned scale and shift.
+    with a scaling also to its learned scale and shift, with a low rank also to that.
     """
-    folded, gamma, beta = scaling or (None, None, None)
-    args = (x, *parts, gamma, beta, weight, bias, block, geometry, folded)
+    folding, gamma, beta = scaling or (None, None, None)
+    up, down, folded = (None, None, False) if low_rank is None else (low_rank.up, low_rank.down, low_rank.folded)
+    args = (x, *parts, gamma, beta, up, down, weight, bias, block, geometry, folding, folded)
     out: Tensor = _Grown.apply(*args)  # type: ignore[no-untyped-call]
     return out
 

@@ -12,6 +12,7 @@ from zeroforget.axes.find import Axes, CannotGrow
 from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.growing.growth import is_share, limits_of
 from zeroforget.growing.network import GrowingNetwork
+from zeroforget.growing.rank_births import Rank
 from zeroforget.proving.input_checks import check_given, taking, unused
 from zeroforget.proving.prove import proven_axes
 
@@ -28,6 +29,7 @@ def grow(
     fn: str = "reused",
     bridge: str = "zero",
     unknown: str = "refuse",
+    rank: Rank = 0,
 ) -> GrowingNetwork:
     """Turn a plain feature extractor (no head; it returns (batch, features)) into a network that grows by tasks.
 
@@ -48,6 +50,7 @@ def grow(
             "random" starts it as a fresh network would.
         unknown: "refuse" a network if some of its features cannot be followed, naming what to pass as `keep`; or "keep"
             those features as they are, with a warning.
+        rank: the rank of the step that each later task adds to older weights, unless its `add_task` says otherwise.
 
     Raises:
         CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
@@ -69,7 +72,7 @@ def grow(
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
     with torch.inference_mode(False):
         idle = unused(net, example)
-        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge)
+        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank)
     _notice(axes, keep)
     _warn_of_silent(axes, [*keep, *idle])
     _warn_of_unused(idle)
