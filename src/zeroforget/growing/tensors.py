@@ -255,8 +255,9 @@ class GrowingTensor(nn.Module):
 
     def _with_steps(self, values: Tensor, upto: int, rows: Tensor, cols: Tensor) -> Tensor:
         """Add the steps of all rank births up to a task, oldest first, to values with these births, in place."""
-        for number in range(1, upto + 1):
-            if (birth := self.rank_birth(number)) is not None:
+        for key, birth in self.rank_births.items():
+            if (number := int(key)) <= upto:
+                assert isinstance(birth, RankBirth)
                 self._add(values, birth, Places.where(rows < number), Places.where(cols < number))
         return values
 
