@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
 
 from benchmarks import __main__ as bench
-from benchmarks import replay, search, step_tables, steps
+from benchmarks import backbone, replay, search, step_tables, steps
+from benchmarks.packed import CIFAR, PARTS, unseen
 from benchmarks.timing import Step
+from zeroforget import nets
 
 
 def once(contest: dict[str, Step], **_: object) -> dict[str, float]:
@@ -79,3 +86,45 @@ def test_searches_are_compared_with_whole_ones_as_far_as_asked(
     assert ["bits" in row for row in json.loads(file.read_text())["rows"]] == [True, False]
     assert len(replay.read(file)) == 1
     assert ["–" in line for line in step_tables.searches([file]).splitlines()[2:5]] == [False, True, True]
+
+
+def test_the_backbone_is_trained_written_and_read_again(tmp_path: Path) -> None:
+    """On two made-up data sets, packed as the real ones are; the twin never sees some of the classes."""
+    for source, parts in PARTS.items():
+        folder = tmp_path / source
+        folder.mkdir()
+        if source == "tiny-imagenet":
+            words = [f"thing{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(200)]
+            (folder / "index.json").write_text(json.dumps({"headers": [""], "words": words}))
+        for part in [name for both in parts.values() for name in both]:
+            drawn = np.random.RandomState(len(part)).randint(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+            files = []
+            for image in drawn:
+                Image.fromarray(image).save(stream := io.BytesIO(), "PNG")
+                files.append(stream.getvalue())
+            (folder / f"{part}.bin").write_bytes(b"".join(files))
+            ends = np.cumsum([0, *map(len, files)])
+            labels = np.arange(20) * (5 if source == "cifar-100" else 10)
+            np.savez(folder / f"{part}.npz", offsets=ends, labels=labels, headers=np.zeros(20, np.int64))
+    words = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--without", "40", "--device", "cpu"]
+    backbone.main([*words, "--batch", "32", "--lr", "0.01", "--epochs", "1"])
+    facts = json.loads((tmp_path / "out" / "backbone-without-40.json").read_text())
+    assert {source: len(own) for source, own in facts["without"].items()} == {"tiny-imagenet": 20, "cifar-100": 20}
+    assert facts["pictures"] < 100
+    values = load_file(tmp_path / "out" / "backbone-without-40.safetensors")
+    assert {value.dtype for value in values.values()} == {torch.float16}
+    assert facts["bytes"] < 5_000_000
+    lacking = nets.build("compact", (3, 64, 64)).load_state_dict(values, strict=False)
+    assert not lacking.unexpected_keys
+    assert all(name.endswith("num_batches_tracked") for name in lacking.missing_keys)
+
+
+def test_held_out_classes_are_in_neither_data_set(tmp_path: Path) -> None:
+    (tmp_path / "tiny-imagenet").mkdir()
+    words = ["goldfish", "bee", "sulphur butterfly, sulfur butterfly", "school bus", "teapot", "iPod", "trilobite"]
+    (tmp_path / "tiny-imagenet" / "index.json").write_text(json.dumps({"words": words}))
+    found = unseen(tmp_path, 8, 0)
+    assert found["tiny-imagenet"] == [0, 4, 5, 6]
+    assert not {"bee", "butterfly", "bus"} & {CIFAR[label] for label in found["cifar-100"]}
+    assert found == unseen(tmp_path, 8, 0)
+    assert len(unseen(tmp_path, 160, 1)["cifar-100"]) == 80

@@ -60,7 +60,8 @@ def test_a_shape_too_small_for_one_network_leaves_the_others() -> None:
     assert line(output, "alexnet")[1:6] == ["3×32×32³", "–", "–", "–", "–"]
     assert "alexnet needs images of at least 63×63" in " ".join(output.split())
     assert line(output, "vgg16⁴")[2] == "33,597,248"
-    alexnet = json.loads(run("--shape", "3,32,32", "--json"))[2]
+    rows = {row["name"]: row for row in json.loads(run("--shape", "3,32,32", "--json"))}
+    alexnet = rows["alexnet"]
     assert "weights" not in alexnet
     assert "63×63" in alexnet["error"]
 

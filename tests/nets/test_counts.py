@@ -11,10 +11,28 @@ from torch import nn
 from zeroforget import nets
 from zeroforget.nets import counts
 
-# Worked out by hand, layer by layer; AlexNet, VGG-16 and the ResNets are also the well-known totals less their heads.
+
+def _block(inputs: int, outputs: int) -> int:
+    """Two 3×3 convolutions, a 1×1 where the width changes, and for each output of these two numbers of its norm."""
+    shortcut = (inputs + 2) * outputs if inputs != outputs else 0
+    return 9 * (inputs + outputs) * outputs + 4 * outputs + shortcut
+
+
+# Worked out by hand, layer by layer; AlexNet, VGG-16, SqueezeNet and the ResNets are also the well-known totals less
+# their heads.
 TRUE = {
     "small": (16 * 10 + 32 * (16 * 9 + 1) + 64 * (32 * 4 + 1), 112),
     "lenet": (6 * 26 + 16 * 151 + 120 * 401 + 84 * 121, 226),
+    "compact": (
+        24 * 27
+        + 48
+        + sum(_block(*pair) for pair in ((24, 48), (48, 48), (48, 96), (96, 96), (96, 96)))
+        + sum(_block(*pair) for pair in ((96, 176), (176, 176), (176, 176)))
+        + 176 * 512
+        + 1024,
+        24 + 48 * 4 + 96 * 6 + 176 * 6 + 512,
+    ),
+    "squeezenet": (1_248_424 - 513_000, 96 + 2 * (144 + 288 + 432 + 576)),
     "alexnet": (61_100_840 - 4_097_000, 9_344),
     "vgg16": (138_357_544 - 4_097_000, 12_416),
     "vgg16-tiny": (57_975_104, 10_880),

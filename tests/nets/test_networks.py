@@ -9,8 +9,14 @@ from torch import nn
 from zeroforget import nets
 from zeroforget.nets.layers import initialize
 
-SMALLEST = {"small": 4, "lenet": 12, "alexnet": 63, "vgg16": 32, "vgg16-tiny": 16, "resnet18": 1, "resnet50": 1}
-LAST = {"small": 64, "lenet": 84, "alexnet": 4096, "vgg16": 4096, "vgg16-tiny": 4096, "resnet18": 512, "resnet50": 2048}
+SMALLEST = {
+    "small": 4, "lenet": 12, "compact": 1, "squeezenet": 21, "alexnet": 63, "vgg16": 32, "vgg16-tiny": 16,
+    "resnet18": 1, "resnet50": 1,
+}  # fmt: skip
+LAST = {
+    "small": 64, "lenet": 84, "compact": 512, "squeezenet": 512, "alexnet": 4096, "vgg16": 4096, "vgg16-tiny": 4096,
+    "resnet18": 512, "resnet50": 2048,
+}  # fmt: skip
 
 
 def shapes(name: str) -> list[tuple[int, int, int]]:
@@ -24,7 +30,8 @@ def test_returns_batch_by_features(name: str, width: float) -> None:
     for shape in shapes(name):
         with torch.device("meta"):
             net = nets.build(name, shape, width=width)
-            assert net(torch.empty(2, *shape)).shape == (2, max(1, round(LAST[name] * width)))
+            halves = 2 if name == "squeezenet" else 1  # each is scaled by itself
+            assert net(torch.empty(2, *shape)).shape == (2, halves * max(1, round(LAST[name] / halves * width)))
 
 
 @pytest.mark.parametrize("name", nets.names())
@@ -58,7 +65,7 @@ def test_is_made_of_ordinary_modules(name: str) -> None:
     assert all(isinstance(m, (*ordinary, nn.Dropout, nn.Identity)) for m in leaves)
 
 
-@pytest.mark.parametrize("name", ["small", "lenet", "alexnet", "vgg16", "vgg16-tiny"])
+@pytest.mark.parametrize("name", ["small", "lenet", "squeezenet", "alexnet", "vgg16", "vgg16-tiny"])
 def test_too_small_an_image_names_the_minimum(name: str) -> None:
     least = SMALLEST[name]
     for height, width in [(least - 1, least), (least, least - 1)]:
@@ -111,7 +118,7 @@ def test_dropout(name: str) -> None:
         net = nets.build(name, (3, 64, 64), width=0.01, **options)
         return [m.p for m in net.modules() if isinstance(m, nn.Dropout)]
 
-    own = 0.0 if name.startswith(("small", "resnet")) else 0.5
+    own = 0.0 if name.startswith(("small", "compact", "squeezenet", "resnet")) else 0.5
     assert set(rates()) == {own}
     assert set(rates(dropout=0.2)) == {0.2}
 

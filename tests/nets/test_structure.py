@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import zeroforget
 from zeroforget import nets
 
 VGG = ["c3/1+1 r c3/1+1 r p2/2"] * 2 + ["c3/1+1 r c3/1+1 r c3/1+1 r p2/2"] * 3
@@ -103,3 +104,32 @@ def test_dropout_can_be_turned_off(name: str) -> None:
 def test_lenet_pads_where_one_side_is_short(size: tuple[int, int], inputs: int) -> None:
     with torch.device("meta"):
         assert nets.build("lenet", (1, *size)).get_submodule("hidden.0").weight.shape == (120, inputs)
+
+
+def test_squeezenet_has_torchvisions_names_and_shapes() -> None:
+    """So that its published weights fill it; the head, `classifier.1`, is a task's own."""
+    state = nets.build("squeezenet", (3, 224, 224)).state_dict()
+    fires = {3: (96, 16, 64), 4: (128, 16, 64), 5: (128, 32, 128), 7: (256, 32, 128)}
+    fires |= {8: (256, 48, 192), 9: (384, 48, 192), 10: (384, 64, 256), 12: (512, 64, 256)}
+    wanted: dict[str, tuple[int, ...]] = {"features.0.weight": (96, 3, 7, 7), "features.0.bias": (96,)}
+    for place, (inputs, few, many) in fires.items():
+        shapes = {"squeeze": (few, inputs, 1, 1), "expand1x1": (many, few, 1, 1), "expand3x3": (many, few, 3, 3)}
+        for name, shape in shapes.items():
+            wanted |= {f"features.{place}.{name}.weight": shape, f"features.{place}.{name}.bias": shape[:1]}
+    assert {name: tuple(value.shape) for name, value in state.items()} == wanted
+
+
+@pytest.mark.parametrize("name", ["compact", "squeezenet"])
+def test_photo_networks_grow_everywhere_and_forget_nothing(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 32, 32)
+    net = zeroforget.grow(nets.build(name, (3, 32, 32), width=0.25), x)
+    net.add_task("one", 3)
+    before = net.eval()(x, "one")
+    net.add_task("two", 3, 0.25)
+    births = net.births
+    assert len(births) == (13 if name == "compact" else 25)
+    assert all(int(born.max()) == 1 for born in births.values())
+    net.train()(x, "two").sum().backward()
+    assert torch.equal(net(x, "one"), before)
+    assert torch.equal(net.eval()(x, "one"), before)

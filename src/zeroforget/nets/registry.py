@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from zeroforget.nets.alexnet import AlexNet
+from zeroforget.nets.compact import Compact
 from zeroforget.nets.lenet import LeNet
 from zeroforget.nets.resnet import resnet18, resnet50
 from zeroforget.nets.shapes import Shape
 from zeroforget.nets.small import Small
+from zeroforget.nets.squeezenet import SqueezeNet
 from zeroforget.nets.vgg import vgg16, vgg16_tiny
 
 
@@ -33,6 +35,8 @@ MOST_WEIGHTS = 2**29
 NETWORKS = {
     "small": Network(Small, (1, 8, 8)),
     "lenet": Network(LeNet, (1, 32, 32)),
+    "compact": Network(Compact, (3, 64, 64)),
+    "squeezenet": Network(SqueezeNet, (3, 224, 224)),
     "alexnet": Network(AlexNet, (3, 224, 224)),
     "vgg16": Network(vgg16, (3, 224, 224)),
     "vgg16-tiny": Network(vgg16_tiny, (3, 64, 64)),

@@ -20,11 +20,11 @@ class Block(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for i, (kernel, stride) in enumerate(zip(kernels, strides, strict=True)):
-            layers += [*([nn.ReLU()] if i else []), *_normalized(features[i], features[i + 1], kernel, stride)]
+            layers += [*([nn.ReLU()] if i else []), *normalized(features[i], features[i + 1], kernel, stride)]
         self.path = nn.Sequential(*layers)
         inputs, outputs, stride = features[0], features[-1], max(strides)
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_normalized(inputs, outputs, 1, stride))
+        self.shortcut = nn.Identity() if same else nn.Sequential(*normalized(inputs, outputs, 1, stride))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ def resnet50(shape: Shape, *, width: float = 1.0, dropout: float = 0.0) -> ResNe
 
 def _stem(shape: Shape, outputs: int) -> nn.Sequential:
     if max(shape[1:]) <= SMALL:
-        return nn.Sequential(*_normalized(shape[0], outputs, 3, 1), nn.ReLU())
-    return nn.Sequential(*_normalized(shape[0], outputs, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
+        return nn.Sequential(*normalized(shape[0], outputs, 3, 1), nn.ReLU())
+    return nn.Sequential(*normalized(shape[0], outputs, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
 
 
-def _normalized(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
+def normalized(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
     """A convolution that keeps the image's size (but for its stride), and its BatchNorm."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
     return convolution, nn.BatchNorm2d(outputs)
