@@ -53,11 +53,12 @@ def describe(name: str) -> dict[str, Any]:
     from zeroforget.methods import registry
 
     cls, implied = registry.find(name)
-    text = inspect.getdoc(cls) or ""
-    about, _, rest = text.partition("\nOptions:\n")
-    told = {
-        match[1]: " ".join(match[2].split()) for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest, re.M)
-    }
+    about = (inspect.getdoc(cls) or "").partition("\nOptions:\n")[0]
+    told: dict[str, str] = {}
+    for one in reversed(cls.__mro__):  # a class may pass options on to the one that it extends
+        rest = (inspect.cleandoc(one.__doc__ or "")).partition("\nOptions:\n")[2]
+        found = re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest, re.M)
+        told |= {match[1]: " ".join(match[2].split()) for match in found}
     return {
         "name": name,
         "family": cls.family,

@@ -31,6 +31,8 @@ TITLES = {
     "packnet-short": "PackNet, ten epochs again",
     "tfm-nofn": "TFM w/o FN",
     "tfm": "TFM",
+    "lean": "Lean",
+    "adapters": "Adapters",
     "tfm-weights": "TFM, shares of weights",
     "tfm-nofn-search": "TFM w/o FN, searched",
     "tfm-search": "TFM, searched",

@@ -141,6 +141,17 @@ class GrowingNetwork(nn.Module):
             rank_births=sum(birth.bits for k in chosen for birth in self._rank_births(k).values()),
         )
 
+    def added_bytes(self, growth: float, rank: Rank = 0) -> int:
+        """What the next task would add, without its head and its normalization: weights in their own type, numbers of
+        rank births in two bytes."""
+        _, widths = self.plan(" ", 2, growth)
+        values = {name: tensor.value for name, tensor in self.leaning().items()}
+        each = next((value.element_size() for value in values.values()), 4)
+        weights = round(self.limits.count(widths) - self.limits.count(self.widths()))
+        sizes = {name: (len(value), value.numel() // len(value)) for name, value in values.items()}
+        ranks = ranks_of(rank, {name: min(size) for name, size in sizes.items()})
+        return each * weights + sum(2 * wanted * sum(sizes[name]) for name, wanted in ranks.items())
+
     def ranks(self, task: str | int | None = None) -> dict[str, int]:
         """Weight → the rank of the step that a task (the newest by default) adds to it, where it adds one."""
         number = len(self.history) - 1 if task is None else self.number(task)

@@ -122,8 +122,15 @@ def _places(module: ModuleType) -> list[str]:
 
 
 def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
-    """A method's options: what its `__init__` takes by name alone or has a default for."""
-    return keywords(cls)
+    """A method's options: what its `__init__` takes by name alone or has a default for, and where that passes others on
+    (`**options`), those of the class that it extends."""
+    found: dict[str, inspect.Parameter] = {}
+    for one in cls.__mro__:
+        if (init := vars(one).get("__init__")) is not None:
+            found |= {name: option for name, option in keywords(init).items() if name not in found}
+            if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
+                break
+    return found
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

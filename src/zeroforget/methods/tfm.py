@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ from zeroforget.proving.grow import grow
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.fit import UNFINISHED, Diverged
+
+
+class Candidate(NamedTuple):
+    """What a task may add."""
+
+    growth: float
+    rank: Any = 0
 
 
 class Tfm(Method):
@@ -101,14 +108,18 @@ class Tfm(Method):
 
     def add_task(self, spec: TaskSpec) -> None:
         """Grow by the smallest of what may be tried next, as far as there is room."""
-        self._add(spec, self._candidates()[0])
+        self._add(spec, *self._candidates()[0])
 
-    def _add(self, spec: TaskSpec, growth: float | Mapping[str, float]) -> None:
+    def _add(self, spec: TaskSpec, growth: float | Mapping[str, float], rank: Any) -> None:
         if self.early is not None and not isinstance(growth, Mapping):
             first = not self.specs
             growth = tapered(self.net.axes.sizes, self.early, growth) if first else evenly(self.net.shares, growth)
-        self.net.add_task(spec.name, spec.classes, growth, quiet=True)  # a step of a schedule may be that small
+        self.add_to_net(spec, growth, rank)
         self.specs.append(spec)
+
+    def add_to_net(self, spec: TaskSpec, growth: float | Mapping[str, float], rank: Any) -> None:
+        """Let the network begin a task."""
+        self.net.add_task(spec.name, spec.classes, growth, rank, quiet=True)  # a step of a schedule may be that small
 
     def drop_task(self) -> None:
         """Take back the newest task."""
@@ -122,18 +133,22 @@ class Tfm(Method):
     def replay(self, structure: Sequence[dict[str, Any]]) -> None:
         """Grow as it was."""
         for entry in structure:
-            self._add(TaskSpec(entry["name"], entry["classes"]), entry["growth"])
+            self._add(TaskSpec(entry["name"], entry["classes"]), entry["growth"], entry.get("rank", 0))
 
     def _searches(self) -> bool:
         return bool(self.search if self.specs else self.search_start)
 
-    def _candidates(self) -> list[float]:
-        """The growths to try for the next task, smallest first, none beyond what is left."""
+    def _candidates(self) -> list[Candidate]:
+        """What to try for the next task, smallest first, none beyond what is left."""
         wanted = (self.search or [self.growth]) if self.specs else (self.search_start or [self.start])
         if not self.specs:
-            return sorted(set(wanted))
+            return [Candidate(growth) for growth in sorted(set(wanted))]
         left = max(0.0, self.net.left())
-        return sorted({float(min(g, left)) for g in wanted})
+        return [Candidate(growth) for growth in sorted({float(min(g, left)) for g in wanted})]
+
+    def _size(self, candidate: Candidate) -> float:
+        """By what candidates are compared."""
+        return candidate.growth
 
     # Learning --------------------------------------------------------------------------------------------------
 
@@ -144,8 +159,8 @@ class Tfm(Method):
         spec = TaskSpec(task.name, len(task.classes))
         if self.specs and not self._searches():
             return self._learn_in_place(spec, task, fit)
-        growths, draws = self._candidates(), torch.get_rng_state()
-        trials = [self._grown(spec, growth, draws) for growth in growths]
+        candidates, draws = self._candidates(), torch.get_rng_state()
+        trials = [self._grown(spec, candidate, draws) for candidate in candidates]
 
         def next_ones(logs: list[FitLog]) -> list[int]:
             return turns([standing(log, len(task.val)) for log in logs], self.margin)
@@ -156,14 +171,14 @@ class Tfm(Method):
         if not sound:
             raise _never_finite(task, fit)
         accuracies = [logs[i].val_accuracy for i in sound]
-        chosen = sound[smallest_within([growths[i] for i in sound], accuracies, self.margin)]
+        chosen = sound[smallest_within([self._size(candidates[i]) for i in sound], accuracies, self.margin)]
         self.net, log = trials[chosen].net, logs[chosen]
         self.specs.append(spec)
-        log.notes["growth"] = growths[chosen]
+        log.notes |= _noted(candidates[chosen])
         if len(trials) > 1:
             log.notes["search"] = [
-                {
-                    "growth": growths[i],
+                _noted(candidates[i])
+                | {
                     "val_accuracy": each.val_accuracy,
                     "chosen": i == chosen,
                     "ended": i in ended,
@@ -174,16 +189,16 @@ class Tfm(Method):
             ]
         return log
 
-    def _grown(self, spec: TaskSpec, growth: float, draws: Tensor) -> Tfm:
+    def _grown(self, spec: TaskSpec, candidate: Candidate, draws: Tensor) -> Tfm:
         """A copy that has grown so much; every candidate starts from the same draws."""
         torch.set_rng_state(draws)
         trial = copy.deepcopy(self)
-        trial._add(spec, growth)
+        trial._add(spec, *candidate)
         return trial
 
     def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:
-        growth = self._candidates()[0]
-        self._add(spec, growth)
+        candidate = self._candidates()[0]
+        self._add(spec, *candidate)
         try:
             log = fit(self, task, len(self.specs) - 1)
             if not math.isfinite(log.val_accuracy):
@@ -191,7 +206,7 @@ class Tfm(Method):
         except BaseException:
             self.drop_task()
             raise
-        log.notes["growth"] = growth
+        log.notes |= _noted(candidate)
         return log
 
     def trainable(self) -> Iterable[nn.Parameter]:
@@ -225,6 +240,11 @@ class Tfm(Method):
         """Masks, feature normalization and normalization layers of all tasks, while training and afterwards."""
         total = self.net.overhead().total
         return Overhead(training=total, inference=total)
+
+
+def _noted(candidate: Candidate) -> dict[str, Any]:
+    """A candidate, for the log."""
+    return {"growth": candidate.growth} | ({"rank": candidate.rank} if candidate.rank else {})
 
 
 def _check(start: float, growth: float, search: Sequence[float], search_start: Sequence[float], margin: float) -> None:
