@@ -142,15 +142,20 @@ class GrowingNetwork(nn.Module):
         )
 
     def added_bytes(self, growth: float, rank: Rank = 0) -> int:
-        """What the next task would add, without its head and its normalization: weights in their own type, numbers of
-        rank births in two bytes."""
+        """What the next task would add, without its head and the normalization of older features: weights in their own
+        type, numbers of rank births in two bytes."""
         _, widths = self.plan(" ", 2, growth)
         values = {name: tensor.value for name, tensor in self.leaning().items()}
         each = next((value.element_size() for value in values.values()), 4)
         weights = round(self.limits.count(widths) - self.limits.count(self.widths()))
+        return each * weights + 2 * self.rank_numbers(rank)
+
+    def rank_numbers(self, rank: Rank) -> int:
+        """How many numbers rank births of the next task would hold."""
+        values = {name: tensor.value for name, tensor in self.leaning().items()}
         sizes = {name: (len(value), value.numel() // len(value)) for name, value in values.items()}
         ranks = ranks_of(rank, {name: min(size) for name, size in sizes.items()})
-        return each * weights + sum(2 * wanted * sum(sizes[name]) for name, wanted in ranks.items())
+        return sum(wanted * sum(sizes[name]) for name, wanted in ranks.items())
 
     def ranks(self, task: str | int | None = None) -> dict[str, int]:
         """Weight → the rank of the step that a task (the newest by default) adds to it, where it adds one."""
@@ -181,7 +186,7 @@ class GrowingNetwork(nn.Module):
     # Learning --------------------------------------------------------------------------------------------------
 
     def plan(
-        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None
+        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None, rank: Rank | None = None
     ) -> tuple[dict[str, float], dict[str, int]]:
         """The shares and widths that `add_task` with these arguments would lead to; every mistake is found here."""
         if not isinstance(name, str) or not name:
@@ -190,6 +195,7 @@ class GrowingNetwork(nn.Module):
             raise ValueError(f"there is a task '{name}' already; choose another name")
         if (whole(classes) or 0) < 2:
             raise ValueError(f"classes is the number of a task's classes, at least 2, not {classes!r}")
+        self._wanted_rank(rank)
         widths = {axis: len(births) for axis, births in self._births.items()}
         wanted = self._wanted(growth)
         if isinstance(wanted, Mapping):
@@ -226,7 +232,7 @@ class GrowingNetwork(nn.Module):
         """
         task = len(self.history)
         self._withdraw()
-        shares, widths = self.plan(name, classes, growth)
+        shares, widths = self.plan(name, classes, growth, rank)
         record = TaskRecord(name, operator.index(classes), self._wanted(growth), self._wanted_rank(rank))
         warn_if_untouched(self.heads, self._begun, self.tasks)
         if not quiet:

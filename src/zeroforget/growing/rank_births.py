@@ -89,6 +89,19 @@ class RankBirth(nn.Module):
                 del self._buffers[name]
                 self.register_parameter(name, nn.Parameter(value))
 
+    def fill(self, written: Mapping[str, Tensor]) -> None:
+        """Put back what `written` gave. ValueError if it is nothing that could have been written."""
+        powers = written["powers"].tolist()
+        largest = max(int(t.abs().max()) if t.numel() else 0 for t in (written["up"].int(), written["down"].int()))
+        if largest > 2**_BITS or not all(-1000 <= power <= 200 for power in powers):
+            raise ValueError("a rank birth holds numbers that are none of its kind")
+        was_open, dtype = self.open, self.up.dtype
+        for name, value in written.items():
+            self._parameters.pop(name, None)
+            self.register_buffer(name, value.to(self.powers.device, torch.int16).clone())
+        if was_open:
+            self.reopen(dtype)
+
     def numbers(self, name: str) -> Tensor:
         """`up` or `down` as it is written down, in float64."""
         value = getattr(self, name)

@@ -79,10 +79,10 @@ class Lean(Tfm):
     def _searches(self) -> bool:
         return bool(self.specs and (self.pairs or self.budget)) or super()._searches()
 
-    def _candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
         """Growths and ranks to try for the next task, those of the fewest bytes first."""
         if not self.specs:
-            return super()._candidates()
+            return super().candidates()
         left = max(0.0, self.net.left())
         if self.budget:
             return self._within_budget(self.budget, left)

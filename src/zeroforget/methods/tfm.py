@@ -108,7 +108,7 @@ class Tfm(Method):
 
     def add_task(self, spec: TaskSpec) -> None:
         """Grow by the smallest of what may be tried next, as far as there is room."""
-        self._add(spec, *self._candidates()[0])
+        self._add(spec, *self.candidates()[0])
 
     def _add(self, spec: TaskSpec, growth: float | Mapping[str, float], rank: Any) -> None:
         if self.early is not None and not isinstance(growth, Mapping):
@@ -138,7 +138,7 @@ class Tfm(Method):
     def _searches(self) -> bool:
         return bool(self.search if self.specs else self.search_start)
 
-    def _candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
         """What to try for the next task, smallest first, none beyond what is left."""
         wanted = (self.search or [self.growth]) if self.specs else (self.search_start or [self.start])
         if not self.specs:
@@ -159,7 +159,7 @@ class Tfm(Method):
         spec = TaskSpec(task.name, len(task.classes))
         if self.specs and not self._searches():
             return self._learn_in_place(spec, task, fit)
-        candidates, draws = self._candidates(), torch.get_rng_state()
+        candidates, draws = self.candidates(), torch.get_rng_state()
         trials = [self._grown(spec, candidate, draws) for candidate in candidates]
 
         def next_ones(logs: list[FitLog]) -> list[int]:
@@ -197,7 +197,7 @@ class Tfm(Method):
         return trial
 
     def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:
-        candidate = self._candidates()[0]
+        candidate = self.candidates()[0]
         self._add(spec, *candidate)
         try:
             log = fit(self, task, len(self.specs) - 1)

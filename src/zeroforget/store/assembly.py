@@ -30,6 +30,7 @@ class Addition:
     """What a task adds to a model."""
 
     growth: float
+    rank: float
     features: Mapping[str, tuple[int, int]]
     """Axis → features before and after."""
     weights: int
@@ -73,17 +74,18 @@ def assemble_chain(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts,
     return assemble(chain.model, given, folder.path / "model.json")
 
 
-def addition(net: GrowingNetwork, ready: Lesson, growth: float) -> Addition:
-    """What a task of this growth would add, found by growing a copy."""
+def addition(net: GrowingNetwork, ready: Lesson, growth: float, rank: float = 0) -> Addition:
+    """What a task of this growth and rank would add, found by growing a copy."""
     index = len(net.history)
     before = operations(net.dense(index - 1), net.shape) if index else None
     widths = net.widths()
     trial = copy.deepcopy(net)
     with seeded("trial"):
-        trial.add_task(ready.task.name, len(ready.task.classes), growth, quiet=True)
+        trial.add_task(ready.task.name, len(ready.task.classes), growth, rank if index else 0, quiet=True)
     numbers = [(dtype.itemsize, torch.Size(shape).numel()) for dtype, shape in expected(trial, index).values()]
     return Addition(
         growth=growth,
+        rank=rank,
         features={axis: (widths[axis], width) for axis, width in trial.widths().items()},
         weights=sum(count for _, count in numbers),
         bytes=sum(size * count for size, count in numbers),

@@ -290,6 +290,7 @@ class Learning:
             program=f"zeroforget {__version__}",
             classes=self.ready.task.classes,
             growth=net.history[index].growth,
+            rank=net.history[index].rank,
             born={axis: width - before[axis] for axis, width in net.widths(index).items()},
             weights=sum(t.numel() for t in tensors.values()),
             operations=operations(net.dense(index), net.shape),

@@ -137,7 +137,7 @@ def _assemble(
         for task, tensors, path in given:
             numbers += sum(t.numel() for t in tensors.values())
             _fits(net, task, tensors, numbers, path)
-            net.add_task(task.name, len(task.classes), _growth(task), quiet=True)
+            net.add_task(task.name, len(task.classes), _growth(task), _rank(task), quiet=True)
     for number, (_, tensors, path) in enumerate(given):
         try:
             fill(net, number, tensors)
@@ -150,22 +150,27 @@ def _growth(task: TaskFacts) -> float | dict[str, float]:
     return task.growth if isinstance(task.growth, (int, float)) else dict(task.growth)
 
 
+def _rank(task: TaskFacts) -> float | dict[str, float]:
+    return task.rank if isinstance(task.rank, (int, float)) else dict(task.rank)
+
+
 def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], numbers: int, path: Path) -> None:
     """Before room is made for a task: its births must follow from its growth, and its file must have the numbers."""
     where, before = path / "task.json", net.widths()
     wanted = {axis: width + task.born.get(axis, 0) for axis, width in before.items()}
     try:
-        _, widths = net.plan(task.name, len(task.classes), _growth(task))
+        _, widths = net.plan(task.name, len(task.classes), _growth(task), _rank(task))
+        steps = net.rank_numbers(_rank(task)) if net.history else 0
         if widths != wanted and net.limits.spans:
             # A model that began when heads and groups were aligned by their number: it goes on like that.
             net.limits = replace(net.limits, spans=None)
             _, widths = net.plan(task.name, len(task.classes), _growth(task))
     except ValueError as error:
-        raise Damaged(where, f"its growth does not fit the network ({error})") from error
+        raise Damaged(where, f"its growth or its rank does not fit the network ({error})") from error
     if widths != wanted or task.born.keys() != before.keys():
         raise Damaged(where, "field 'born' does not follow from its growth")
     head = tensors.get("head/weight")
-    if head is None or head.dim() != 2 or len(head) != len(task.classes) or net.limits.count(widths) > numbers:
+    if head is None or head.dim() != 2 or len(head) != len(task.classes) or net.limits.count(widths) + steps > numbers:
         raise Damaged(path / "born.safetensors", "it does not hold the tensors of the network")
 
 

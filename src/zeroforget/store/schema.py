@@ -17,9 +17,9 @@ from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name
 
 VERSION = 1
-"""What is written, but for model.json of a network from a library."""
+"""What is written, but for model.json of a network from a library and task.json of a task with rank births."""
 NEWEST = 2
-"""The version of such a model.json."""
+"""The version of these."""
 MOST_CLASSES = 100_000
 MOST_PIXELS = 512
 MOST_SEED = 2**63
@@ -189,6 +189,8 @@ class TaskFacts:
     program: str
     classes: tuple[str, ...]
     growth: float | Mapping[str, float]
+    rank: float | Mapping[str, float]
+    """Of the step that this task adds to older weights; 0: none."""
     born: Mapping[str, int]
     """Axis → how many features were born with this task."""
     weights: int
@@ -222,7 +224,9 @@ class TaskFacts:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        head: dict[str, Any] = {"format": "zeroforget task", "version": VERSION}
+        head: dict[str, Any] = {"format": "zeroforget task", "version": NEWEST if self.rank else VERSION}
+        if self.rank:
+            head["rank"] = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
         plain = {name: getattr(self, name) for name in _PLAIN}
         growth = self.growth if isinstance(self.growth, (int, float)) else dict(self.growth)
         return head | plain | {
@@ -242,7 +246,7 @@ class TaskFacts:
     def from_json(values: dict[str, Any], where: object, own_hash: str) -> TaskFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
-        _kind(fields, "zeroforget task")
+        version = _kind(fields, "zeroforget task", NEWEST)
         if not is_task_name(name := fields.text("name", most=64)):
             raise fields.wrong("name", "is none that a task can have")
         classes = fields.texts("classes", least=2, most=MOST_CLASSES)
@@ -256,6 +260,7 @@ class TaskFacts:
             program=fields.text("program"),
             classes=classes,
             growth=_growth(fields),
+            rank=_rank(fields) if version == NEWEST else 0,
             born=fields.counts("born"),
             weights=fields.integer("weights", 0, 2**40),
             operations=fields.integer("operations", 0, 2**60),
@@ -286,10 +291,9 @@ def unsealed(content: bytes, where: object) -> dict[str, Any]:
 
     def not_newer(values: dict[str, Any]) -> None:
         version = values.get("version")
-        newest = NEWEST if values.get("format") == "zeroforget model" else VERSION
-        if isinstance(version, int) and not isinstance(version, bool) and version > newest:
+        if isinstance(version, int) and not isinstance(version, bool) and version > NEWEST:
             raise Newer(
-                f"{where} has format version {version}; this program knows versions up to {newest}. "
+                f"{where} has format version {version}; this program knows versions up to {NEWEST}. "
                 "Install a newer zeroforget to use this model; nothing was changed"
             )
 
@@ -393,6 +397,17 @@ def _growth(fields: Fields) -> float | dict[str, float]:
     return {
         name: each.number(name, 0, 64) if isinstance(value, float) else each.integer(name, 0, 2**24)
         for name, value in each.values.items()
+    }
+
+
+def _rank(fields: Fields) -> float | dict[str, float]:
+    """A number of directions, a share of the full rank, or one of these for each weight."""
+    if not isinstance(value := fields.any("rank"), dict):
+        return fields.number("rank", 0, 1) if isinstance(value, float) else fields.integer("rank", 0, 2**24)
+    each = fields.group("rank")
+    return {
+        name: each.number(name, 0, 1) if isinstance(one, float) else each.integer(name, 0, 2**24)
+        for name, one in each.values.items()
     }
 
 

@@ -47,7 +47,8 @@ def _own(net: GrowingNetwork, task: int) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def born(net: GrowingNetwork, task: int) -> dict[str, Tensor]:
-    """All that was born with a task: `:rows` are its features, `:cols` what older features read of them."""
+    """All that was born with a task: `:rows` are its features, `:cols` what older features read of them, and `rank/…`
+    its step on older weights."""
     out: dict[str, Tensor] = {}
     for name, tensor in growing_tensors(net).items():
         tensor.sync()
@@ -55,6 +56,8 @@ def born(net: GrowingNetwork, task: int) -> dict[str, Tensor]:
             value = select(tensor.value, chosen)
             if value.numel():
                 out[f"born/{name}:{part}"] = value
+        if (birth := tensor.rank_birth(task)) is not None:
+            out |= {f"rank/{name}:{part}": value for part, value in birth.written().items()}
     out |= {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in _own(net, task)}
     return {name: tensor.cpu() for name, tensor in out.items()}
 
@@ -79,6 +82,9 @@ def expected(net: GrowingNetwork, task: int) -> dict[str, tuple[torch.dtype, tup
                 shape[dim] = int(where.sum())
             if all(shape):
                 out[f"born/{name}:{part}"] = (tensor.value.dtype, tuple(shape))
+        if (birth := tensor.rank_birth(task)) is not None:
+            parts = {"up": birth.up, "down": birth.down, "powers": birth.powers}
+            out |= {f"rank/{name}:{part}": (torch.int16, tuple(value.shape)) for part, value in parts.items()}
     return out | {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in _own(net, task)}
 
 
@@ -99,6 +105,8 @@ def fill(net: GrowingNetwork, task: int, tensors: Mapping[str, Tensor]) -> None:
         for part, chosen in _parts(tensor, task):
             if (key := f"born/{name}:{part}") in tensors:
                 _put(tensor.value, chosen, tensors[key])
+        if (birth := tensor.rank_birth(task)) is not None:
+            birth.fill({part: tensors[f"rank/{name}:{part}"] for part in ("up", "down", "powers")})
         tensor.reopen()  # newborn parameters hold copies
     for name, own in _own(net, task):
         own.copy_(tensors[name])
