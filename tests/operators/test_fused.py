@@ -139,21 +139,22 @@ class InPlace(nn.Module):
         return out
 
 
-def learned(fn: str, make: Callable[[], nn.Module] = network) -> GrowingNetwork:
+def learned(fn: str, make: Callable[[], nn.Module] = network, rank: int = 0) -> GrowingNetwork:
     torch.manual_seed(0)
     net = grow(make(), torch.randn(2, 3, 8, 8, dtype=torch.float64), fn=fn, start=0.5, bridge="random")
     net.add_task("a", 3)
-    net.add_task("b", 3, growth=0.3)
+    net.add_task("b", 3, growth=0.3, rank=rank)
     for p in net.parameters():
         p.data += 0.1 * torch.rand_like(p)
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net.train()
 
 
+@pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("make", NETWORKS, ids=["few", "odd"])
 @pytest.mark.parametrize("fn", ["reused", "all", "none"])
 def test_a_network_learns_alike_with_and_without_it(
-    fn: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+    fn: str, make: Callable[[], nn.Module], rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     y = torch.tensor([0, 1, 2, 0])
@@ -165,7 +166,7 @@ def test_a_network_learns_alike_with_and_without_it(
 
     gradients = []
     for fuse in (False, True):
-        net = learned(fn, make)
+        net = learned(fn, make, rank)
         with monkeypatch.context() as patch:
             if fuse:
                 patch.setattr(layers, "fits", always)

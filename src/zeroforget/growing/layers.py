@@ -147,10 +147,10 @@ class GrowingLayer(nn.Module):
         if self.convolution is not None:
             x, geometry = self._geometry(x)
         known = x.shape[1] == self.grown.value.shape[1]  # of any other input torch shall say that it does not fit
-        if known and fits(x, geometry) and self._fuses(norm) and self.grown.newest_rank() is None:
+        if known and fits(x, geometry) and self._fuses(norm):
             plan, affine = self._fuse(norm, geometry, x.device)
             weight = self.grown.synced(autocast_dtype(x))
-            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan)
+            return fused(x, self.grown.rows, self.grown.cols, weight, affine, plan, self.grown.low_rank())
         y = self._plainly(x, norm, geometry)
         return F.relu(y) if self.relu else y
 

@@ -16,7 +16,18 @@ from torch.autograd.function import once_differentiable
 
 from zeroforget.operators import reference as kernels
 from zeroforget.operators.places import Places
-from zeroforget.operators.plain import Block, Geometry, apply, autocast_dtype, cast, input_gradient, weight_gradient
+from zeroforget.operators.plain import (
+    Block,
+    Geometry,
+    LowRank,
+    apply,
+    autocast_dtype,
+    cast,
+    input_gradient,
+    low_rank_gradients,
+    thin_layers,
+    weight_gradient,
+)
 from zeroforget.operators.reference import Affine
 from zeroforget.operators.side_streams import Beside, Given
 
@@ -43,9 +54,19 @@ def fits(x: Tensor, geometry: Geometry | None) -> bool:
     return x.dim() == 4 and geometry.groups == 1 and kernels.lies_side_by_side(x)
 
 
-def fused(x: Tensor, rows: Tensor | None, cols: Tensor | None, weight: Tensor, affine: Affine, plan: Plan) -> Tensor:
-    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already."""
-    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, weight, affine, plan)
+def fused(
+    x: Tensor,
+    rows: Tensor | None,
+    cols: Tensor | None,
+    weight: Tensor,
+    affine: Affine,
+    plan: Plan,
+    low_rank: LowRank | None = None,
+) -> Tensor:
+    """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already, and
+    of a low rank that is folded in."""
+    up, down, folded = (None, None, False) if low_rank is None else (low_rank.up, low_rank.down, low_rank.folded)
+    args = (x, rows, cols, affine.born, affine.gamma, affine.beta, up, down, weight, affine, plan, folded)
     with torch.cuda.device_of(x):  # kernels are launched on the current device, be it x's or not
         out: Tensor = _Fused.apply(*args)  # type: ignore[no-untyped-call]
     return out
@@ -61,35 +82,43 @@ class _Fused(torch.autograd.Function):
         born: Tensor | None,
         gamma: Tensor | None,
         beta: Tensor | None,
+        up: Tensor | None,
+        down: Tensor | None,
         weight: Tensor,
         affine: Affine,
         plan: Plan,
+        folded: bool,
     ) -> Tensor:
-        ctx.plan, ctx.input_dtype, ctx.shape = plan, x.dtype, x.shape
-        ctx.given = [Given.of(part) for part in (rows, cols, born, gamma, beta)]
+        ctx.plan, ctx.input_dtype, ctx.shape, ctx.folded = plan, x.dtype, x.shape, folded
+        ctx.given = [Given.of(part) for part in (rows, cols, born, gamma, beta, up, down)]
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
-        out = apply(x, weight, None, plan.geometry)
+        out, thin = apply(x, weight, None, plan.geometry), None
+        if up is not None and down is not None:
+            thin = thin_layers(up, down, weight, plan.block)
+            if not folded:
+                out = out.addmm_(apply(x, thin[1], None, None), thin[0].t())
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
         ctx.vectors = kernels.vectors(affine)
         kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu)
-        # The inputs that a gradient needs: all of them for new rows, else only the new ones.
+        # The inputs that a gradient needs: all of them for new rows or a low rank, else only the new ones.
         kept: Tensor | None = x
-        ctx.whole = rows is not None
-        if rows is None:
+        ctx.whole = rows is not None or up is not None
+        if not ctx.whole:
             kept = None if cols is None else _channels(x, plan.block.new_in, plan)[0]
         read = plan.relu or gamma is not None
         # The newborn tensors are saved so that autograd notices a step taken between forward and backward.
-        ctx.save_for_backward(kept, weight, out if read else None, rows, cols, born, gamma, beta)
+        newborn = (rows, cols, born, gamma, beta, up, down)
+        ctx.save_for_backward(kept, weight, out if read else None, *(thin or (None, None)), *newborn)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out, *_ = ctx.saved_tensors
-        wanted = zip(ctx.given, ctx.needs_input_grad[1:6], strict=True)
-        rows, cols, born, gamma, beta = (part if needed else None for part, needed in wanted)
+        x, weight, out, up, down, *_ = ctx.saved_tensors
+        wanted = zip(ctx.given, ctx.needs_input_grad[1:8], strict=True)
+        rows, cols, born, gamma, beta, *leaning = (part if needed else None for part, needed in wanted)
         plan: Plan = ctx.plan
         block, geometry = plan.block, plan.geometry
         g = kernels.side_by_side(g)
@@ -120,9 +149,17 @@ class _Fused(torch.autograd.Function):
                     by_cols = block.old_out.take(_weight_part(gy, new_x, weight, geometry), 0)
                     by_cols = by_cols[:, : len(block.new_in)]
                 grad_cols = beside.give(cols, by_cols)
+            with beside.aside():
+                steps = (None, None)
+                if up is not None:
+                    steps = low_rank_gradients(gy, x, up, down, block, geometry)
+                grad_steps = [beside.give(given, by) for given, by in zip(leaning, steps, strict=True)]
             if ctx.needs_input_grad[0]:
-                grad_x = input_gradient(gy, weight, ctx.shape, geometry).to(ctx.input_dtype)
-        return (grad_x, grad_rows, grad_cols, *others, None, None, None)
+                grad_x = input_gradient(gy, weight, ctx.shape, geometry)
+                if up is not None and not ctx.folded:
+                    grad_x = grad_x.addmm_(gy.mm(up), down)
+                grad_x = grad_x.to(ctx.input_dtype)
+        return (grad_x, grad_rows, grad_cols, *others, *grad_steps, None, None, None, None)
 
 
 def _by_new_outputs(

@@ -193,7 +193,7 @@ def low_rank_gradients(
     down: Tensor,
     block: Block,
     geometry: Geometry | None,
-    scale: Tensor | None,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Of a low rank as two thin layers; `scale` is what the outputs were multiplied by. The old block gets none itself,
     but in a convolution with groups, whose weights are few."""
