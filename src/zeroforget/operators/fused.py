@@ -150,7 +150,7 @@ class _Fused(torch.autograd.Function):
                     by_cols = by_cols[:, : len(block.new_in)]
                 grad_cols = beside.give(cols, by_cols)
             with beside.aside():
-                steps = (None, None)
+                steps: tuple[Tensor | None, Tensor | None] = (None, None)
                 if up is not None:
                     steps = low_rank_gradients(gy, x, up, down, block, geometry)
                 grad_steps = [beside.give(given, by) for given, by in zip(leaning, steps, strict=True)]
