@@ -164,8 +164,8 @@ def test_tasks_and_verify_for_programs(garden: Path) -> None:
 
 def test_verify_says_what_moved_and_exits_with_1(garden: Path) -> None:
     head = open_model(garden / "garden").head
-    assert run(f"zeroforget verify {garden}/garden --is {head[:12]}")[1] == 0
-    output, code = run(f"zeroforget verify {garden}/garden --is {'0' * 12}")
+    assert run(f"zeroforget verify {garden}/garden --is {head[:16]}")[1] == 0
+    output, code = run(f"zeroforget verify {garden}/garden --is {'0' * 16}")
     assert (code, "not 000000000000" in output) == (1, True)
     file = garden / "garden/tasks/001-low/born.safetensors"
     whole = file.read_bytes()
@@ -207,7 +207,7 @@ MISTAKES = {
     "learn {0}/new {0}/low --task x --lr -1": "error: --lr must be positive",
     "learn {0}/new {0}/low --task x --device tpu": "error: there is no device 'tpu'",
     "verify {0}/garden --data low={0}/low --data low={0}/middle": "names the task 'low' twice",
-    "verify {0}/garden --is abc": "at least 8 digits",
+    "verify {0}/garden --is abcdef012345678": "at least 16 digits",
     "export {0}/nothing --all -o {0}/x.onnx": "there is no model",
     "export {0}/garden --all -o {0}/nosuch/x.onnx": "there is no folder",
     "export {0}/garden --task low -o {0}/garden/tasks/001-low/born.safetensors": "belongs to the model itself",

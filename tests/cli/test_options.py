@@ -167,7 +167,7 @@ def test_what_is_shipped_is_a_share_of_the_model(pair: Path, tmp_path: Path) -> 
 
 def test_a_hash_is_the_models_however_it_is_written(pair: Path) -> None:
     head = open_model(pair / "pair").head
-    assert run(f"zeroforget verify {pair}/pair --is {head[:8].upper()}")[1] == 0
+    assert run(f"zeroforget verify {pair}/pair --is {head[:16].upper()}")[1] == 0
     output, code = run(f"zeroforget verify {pair}/pair --json --is {'0' * 64}")
     assert (code, json.loads(output)["holds"], json.loads(output)["head"]) == (1, False, head)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from tests.cli.tutorial import run
 from tests.store.helpers import QUICK, write_digits
 from zeroforget.cli.app import LAB, MODEL
 from zeroforget.cli.model import _Live
+from zeroforget.files.signs import has_hidden
 from zeroforget.store import Model, open_model
 from zeroforget.training import Progress
 
@@ -200,3 +202,50 @@ def test_candidates_that_train_at_the_same_time_all_have_a_row_that_moves() -> N
                 live.training(Progress("t", 1, phase, epoch, 4, step, 2, 0.1, None))
     rows = [bars.tasks[live.rows[name]] for name in ("training", "training 2", "training 3")]
     assert [row.completed for row in rows] == [1.5, 1.5, 1.5]
+
+
+SIGNS = "\x1b]0;owned\x07\x9b2J\u202eevil\x7f"
+
+
+def test_no_sign_that_a_terminal_obeys_is_printed_whatever_its_source(tmp_path: Path) -> None:
+    """File names, JSON keys and texts of errors: each is named with the signs escaped."""
+    strange = tmp_path / f"pic{SIGNS}.png"
+    strange.write_bytes(b"no picture")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.json").write_text(json.dumps({SIGNS: SIGNS}))
+    (tmp_path / "u.zfu").write_bytes(SIGNS.encode())
+    made = write_digits(tmp_path / "photos", (0, 1), 12)
+    assert run(f"zeroforget learn {tmp_path}/garden {made} --task low --size 8 --gray --epochs 1")[1] == 0
+    for words in (
+        *(["predict", str(tmp_path / "garden"), str(strange), *more] for more in ([], ["--json"], ["--csv"])),
+        *([name, str(tmp_path / "m")] for name in ("tasks", "verify")),
+        ["receive", str(tmp_path / "garden"), str(strange)],
+        ["learn", str(tmp_path / "garden"), str(tmp_path / f"no{SIGNS}"), "--task", "x"],
+        ["learn", str(tmp_path / "garden"), str(made), "--task", f"x{SIGNS}"],
+        ["run", str(tmp_path / f"e{SIGNS}.toml")],
+        ["table", str(tmp_path / f"e{SIGNS}")],
+    ):
+        done = subprocess.run([sys.executable, "-m", "zeroforget", *words], capture_output=True, check=False)
+        said = (done.stdout + done.stderr).decode()
+        assert not has_hidden(said.replace("\n", "")), (words, said)
+        assert "\\u001b" in said or words[0] in {"tasks", "verify"}, (words, said)
+
+
+def test_class_folders_with_such_names_are_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    made = write_digits(tmp_path / "photos", (0, 1), 12)
+    (made / "digit0").rename(made / f"digit{SIGNS}")
+    output, code = run(f"zeroforget learn {tmp_path}/garden {made} --task low --size 8 --gray --epochs 1")
+    assert code != 0
+    assert "signs that are not shown" in output
+    assert not (tmp_path / "garden").exists()
+
+
+def test_no_cell_of_a_table_begins_a_formula(tmp_path: Path) -> None:
+    made = write_digits(tmp_path / "photos", (0, 1), 12)
+    (made / "digit0").rename(made / "=1+1")
+    (made / "digit1").rename(made / "@x")
+    assert run(f"zeroforget learn {tmp_path}/garden {made} --task low --size 8 --gray --epochs 1")[1] == 0
+    output, _ = run(f"zeroforget predict {tmp_path}/garden {made} --csv --task low")
+    cells = [cell for row in csv.reader(io.StringIO(output)) for cell in row]
+    assert "'=1+1" in cells
+    assert not [cell for cell in cells if cell.startswith(("=", "@", "+", "-"))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -311,3 +312,27 @@ def test_photographs_in_a_folder_stand_upright(tmp_path: Path) -> None:
     assert upright[:, -8:].mean() > 250
     plain = decode(str(tmp_path / "turned" / "a" / "0.jpg"), 32)
     assert plain[:, :, :8].mean() < 5
+
+
+def test_a_flipped_byte_is_noticed_named_and_not_used(photos: Path, tmp_path: Path) -> None:
+    first = load_folder(photos, 32).images.clone()
+    file = entries(tmp_path)[0] / "images.npy"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 4
+    file.write_bytes(content)
+    heard: list[str] = []
+    again = load_folder(photos, 32, lambda what, done, total: heard.append(what)).images
+    assert f"{file.parent} is damaged (its sha256 differs) and is not used" in heard[0]
+    assert torch.equal(again, first)
+    assert len(entries(tmp_path)) == 1
+
+
+def test_an_entry_that_was_written_without_a_checksum_is_used(photos: Path, tmp_path: Path) -> None:
+    load_folder(photos, 32)
+    about = entries(tmp_path)[0] / "about.json"
+    values = json.loads(about.read_bytes())
+    del values["sha256"]
+    about.write_text(json.dumps(values))
+    heard: list[str] = []
+    load_folder(photos, 32, lambda what, done, total: heard.append(what))
+    assert heard == []

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.experiments.helpers import results, write_toml
 from tests.experiments.test_runner import Interrupted, StopAt
@@ -173,3 +175,38 @@ def test_a_checkpoint_on_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypat
     folder = tmp_path / "out" / experiment.runs()[0].folder
     with pytest.raises(OSError, match=rf"cannot write {folder}: No space left .* it goes on where it stopped"):
         run(experiment, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["tasks/000/state.safetensors", "tasks/000/task.json", "learning"])
+def test_a_flipped_byte_anywhere_is_named_and_the_network_not_used(
+    name: str, stopped: tuple[Experiment, Path], tmp_path: Path
+) -> None:
+    experiment, out, folder = copied(stopped, tmp_path)
+    file = next(folder.glob("learning/**/*.safetensors")) if name == "learning" else folder / name
+    whole = file.read_bytes()
+    for place in (0.05, 0.3, 0.6, 0.9, 0.999):
+        content = bytearray(whole)
+        content[int(place * len(content))] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{file} is damaged: .*; delete"):
+            run(experiment, out)
+
+
+def test_a_changed_figure_of_finished_results_is_noticed_and_older_ones_still_open(tmp_path: Path) -> None:
+    made = results()
+    made.save(tmp_path)
+    values = json.loads((tmp_path / "results.json").read_bytes())
+    values["accuracy"][0][0] += 0.001
+    (tmp_path / "results.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"results.json is damaged: it is not as it was written"):
+        Results.load(tmp_path)
+    del values["sha256"]
+    (tmp_path / "results.json").write_text(json.dumps(values))
+    assert Results.load(tmp_path).accuracy == values["accuracy"]
+
+
+def test_a_checkpoint_of_an_earlier_version_opens(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "old.safetensors", metadata={"facts": "{}"})
+    found = Checkpoint(tmp_path / "old.safetensors").load()
+    assert found is not None
+    assert torch.equal(found[0]["a"], torch.ones(2))

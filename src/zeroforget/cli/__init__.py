@@ -11,9 +11,8 @@ import pkgutil
 import sys
 import warnings
 
-from rich.markup import escape
-
 from zeroforget.cli.app import app, errors
+from zeroforget.cli.printing import complain
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -26,7 +25,7 @@ def main() -> None:
         warnings.filterwarnings("ignore", module="PIL")  # of odd metadata; what cannot be used is told by us
         app()
     except (ValueError, OSError) as error:
-        errors.print(f"[bold red]error:[/] {escape(_sentence(error))}", highlight=False, soft_wrap=True)
+        complain("[bold red]error:[/]", _sentence(error))
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("stopped")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 
 from zeroforget.cli.app import MODEL, Align, app, as_path, errors, options_of
-from zeroforget.cli.printing import say
+from zeroforget.cli.printing import say, shown
 
 Network = Annotated[
     str,
@@ -101,7 +100,7 @@ def adopt_command(
         f"{100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures right"
     )
     if (wrong := doubt(facts, names)) is not None:
-        errors.print(f"[bold yellow]warning:[/] {escape(wrong)}", highlight=False, soft_wrap=True)
+        errors.print(f"[bold yellow]warning:[/] {shown(wrong)}", highlight=False, soft_wrap=True)
     say(f"teach it more with: zeroforget learn {model} PICTURES --task NAME")
 
 

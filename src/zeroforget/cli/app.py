@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from zeroforget.files import paths
+from zeroforget.files.signs import visible
 
 if TYPE_CHECKING:
     from zeroforget.store import Options
@@ -25,8 +27,23 @@ app = typer.Typer(
 )
 MODEL, LAB = "A model in a folder", "The laboratory"
 """How `--help` groups the commands."""
-console = Console()
-errors = Console(stderr=True)
+
+
+LINES = "\n"
+"""The only control sign in what is printed."""
+
+
+class Terminal(Console):
+    """A console that shows hidden signs of whatever is printed as escapes, and passes only its own commands on."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """As the console does it, each text made visible."""
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(visible(one.text, keep=LINES), one.style)
+
+
+console = Terminal()
+errors = Terminal(stderr=True)
 
 
 def as_path(text: str) -> Path:

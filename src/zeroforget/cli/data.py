@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from zeroforget.cli.app import LAB, app, as_path, console, errors
-from zeroforget.cli.printing import say
+from zeroforget.cli.printing import say, shown
 
 if TYPE_CHECKING:
     from zeroforget.data import Plan, Progress
@@ -38,10 +37,10 @@ def progress_bars() -> Iterator[Progress]:
 
         def told(what: str, done: int, total: int) -> None:
             if not done and not total:
-                bars.console.print(escape(what), highlight=False, soft_wrap=True)
+                bars.console.print(shown(what), highlight=False, soft_wrap=True)
                 return
             if what not in rows:
-                rows[what] = bars.add_task(escape(what), total=total or None)
+                rows[what] = bars.add_task(shown(what), total=total or None)
             bars.update(rows[what], completed=done, total=total or None)
 
         yield told
@@ -120,7 +119,7 @@ def _list(data_root: Path | None) -> None:
     table.add_column("what")
     for name, entry in SOURCES.items():
         state = "[green]yes[/]" if find(entry, data_root) is not None else "[yellow]no[/]"
-        table.add_row(name, f"{entry.classes:,}", f"{entry.train:,}", f"{entry.test:,}", state, escape(entry.title))
+        table.add_row(name, f"{entry.classes:,}", f"{entry.train:,}", f"{entry.test:,}", state, shown(entry.title))
     console.print(table)
 
 

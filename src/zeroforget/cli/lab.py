@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from zeroforget.cli.app import LAB, app, as_path, console, errors
-from zeroforget.cli.printing import say
+from zeroforget.cli.printing import put, say
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
@@ -101,7 +101,7 @@ def table_command(
     if style == "terminal" and output is None:
         for table in tables:
             console.print(formats.terminal(table), soft_wrap=True)
-        typer.echo(more, nl=False)
+        put(more, ending="")
     else:
         _put(formats.text(tables, style) + ("\n" + more if more else ""), output)
 
@@ -147,7 +147,7 @@ def _style(output: Path | None) -> Style:
 
 def _put(text: str, output: Path | None) -> None:
     if output is None:
-        typer.echo(text, nl=False)
+        put(text, ending="")
     else:
         from zeroforget.experiments.disk import write_text
 

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from zeroforget.cli.app import LAB, app, console
+from zeroforget.cli.printing import put_json, shown
 
 if TYPE_CHECKING:
     from zeroforget.experiments.overheads import Cost
@@ -41,7 +41,7 @@ def methods(
 
     found = [describe(each) for each in ([name] if name else registry.names())]
     if as_json:
-        typer.echo(json.dumps(found[0] if name else found, indent=2, ensure_ascii=False))
+        put_json(json.dumps(found[0] if name else found, indent=2, ensure_ascii=False))
     elif name:
         _card(found[0])
     else:
@@ -103,14 +103,14 @@ def _list(found: list[dict[str, Any]]) -> None:
         console.print(f"[bold]{row['name']:18}[/]{claims}{row['overhead']}", highlight=False, soft_wrap=True)
         options = " ".join(f"{option}={_value(about['default'])}" for option, about in row["options"].items())
         for line in textwrap.wrap(options, max(40, console.width - 4)):
-            console.print(f"    {escape(line)}", style="dim", highlight=False)
+            console.print(f"    {shown(line)}", style="dim", highlight=False)
     console.print("\nzeroforget methods NAME tells more; --overhead NETWORK --tasks T counts what they keep.")
 
 
 def _card(row: dict[str, Any]) -> None:
     console.print(f"[bold]{row['name']}[/] ({row['family']})\n")
     for paragraph in row["about"].split("\n\n"):
-        console.print(escape(" ".join(paragraph.split())) + "\n", highlight=False)
+        console.print(shown(" ".join(paragraph.split())) + "\n", highlight=False)
     kept = "old tasks answer with the same bits for ever" if not row["forgets"] else "old tasks may change"
     console.print(f"forgetting: {kept}")
     console.print(f"revisits data: {_yes(row['revisits_data'])}   grows: {_yes(row['grows'])}", highlight=False)
@@ -121,7 +121,7 @@ def _card(row: dict[str, Any]) -> None:
         console.print("\noptions:")
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
         for option, about in row["options"].items():
-            table.add_row(f"{option}={escape(_value(about['default']))}", escape(about["about"]))
+            table.add_row(f"{option}={shown(_value(about['default']))}", shown(about["about"]))
         console.print(table)
 
 
@@ -144,7 +144,7 @@ def _overhead(network: str, tasks: int, shape: str | None, chosen: list[str] | N
     if as_json:
         about = {"network": network, "shape": list(images), "tasks": tasks}
         about |= {"weights": size.weights, "features": size.features, "unit": "bits after each task"}
-        typer.echo(json.dumps(about | {"methods": [asdict(cost) for cost in found]}, indent=2))
+        put_json(json.dumps(about | {"methods": [asdict(cost) for cost in found]}, indent=2))
         return
     console.print(
         f"What methods keep beside {network} ({size.weights:,} parameters, {size.features:,} features) "

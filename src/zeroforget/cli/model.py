@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 
 from zeroforget.cli import predictions
 from zeroforget.cli.app import (
@@ -26,7 +25,7 @@ from zeroforget.cli.app import (
     errors,
     options_of,
 )
-from zeroforget.cli.printing import say, show, table_of
+from zeroforget.cli.printing import put_json, say, show, shown, table_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from zeroforget.training import Progress
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
+DIGITS = 16
 FEW_LAYERS = 12
 """`tasks` shows the features of each layer unasked if there are no more than this."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -98,7 +98,7 @@ def learn_command(
         try:
             facts = opened.learn(pictures, task, options=options, watch=watch)
         except KeyboardInterrupt:
-            errors.print(escape(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
+            errors.print(shown(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
             sys.exit(130)
     _tell(opened, facts)
     _doubt(facts)
@@ -109,7 +109,7 @@ def _doubt(facts: TaskFacts) -> None:
 
     if (wrong := no_better(facts)) is not None:
         text = f"{wrong}; 'zeroforget undo' takes it back. Then try another --lr, more --epochs or more pictures"
-        errors.print(f"[bold yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
+        errors.print(f"[bold yellow]warning:[/] {shown(text)}", highlight=False, soft_wrap=True)
 
 
 def _tell(model: Model, facts: TaskFacts) -> None:
@@ -240,7 +240,7 @@ def tasks_command(
     opened = open_model(model)
     opened.head  # noqa: B018 - says so if there is no model
     if as_json:
-        typer.echo(json.dumps([task.to_json() | {"hash": task.hash} for task in opened.tasks], indent=1))
+        put_json(json.dumps([task.to_json() | {"hash": task.hash} for task in opened.tasks], indent=1))
         return
     table = table_of(
         "task", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes", "operations")), "born"
@@ -250,7 +250,7 @@ def tasks_command(
         added = sum(task.born.values())
         total += added
         table.add_row(
-            escape(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", f"{total} (+{added})",
+            shown(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", f"{total} (+{added})",
             f"+{task.bytes:,}", f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
         )  # fmt: skip
     show(table)
@@ -269,7 +269,7 @@ def _layers(tasks: Sequence[TaskFacts]) -> Table:
     table = table_of("features of", *(f">{task.name}" for task in tasks))
     for axis in tasks[0].born:
         widths = [sum(task.born.get(axis, 0) for task in tasks[: place + 1]) for place in range(len(tasks))]
-        table.add_row(escape(axis), *map(str, widths))
+        table.add_row(shown(axis), *map(str, widths))
     return table
 
 
@@ -286,21 +286,26 @@ def verify_command(
     from zeroforget.store.folder import Folder
     from zeroforget.store.verify import verify
 
-    if head is not None and len(head) < 8:
-        raise ValueError(
-            f"--is wants at least 8 digits of the model's hash, and '{head}' is too short to prove anything"
-        )
+    check_digits(head)
     report = verify(Folder(model), _folders(data or ()))
     same = head is None or report.head.startswith(head.lower())
     if as_json:
-        typer.echo(json.dumps(_report(report) | {"holds": report.holds and same}, indent=1))
+        put_json(json.dumps(_report(report) | {"holds": report.holds and same}, indent=1))
     else:
         _print_report(report)
         if not same:
             what = f"the model is {report.head[:16]}," if report.head else "a damaged model is"
-            console.print(f"[bold red]✗[/] {what} not {escape(head or '')}", highlight=False, soft_wrap=True)
+            console.print(f"[bold red]✗[/] {what} not {shown(head or '')}", highlight=False, soft_wrap=True)
     if not (report.holds and same):
         raise typer.Exit(1)
+
+
+def check_digits(head: str | None) -> None:
+    """Refuse a hash of so few digits that another model with the same ones could be made."""
+    if head is not None and len(head) < DIGITS:
+        raise ValueError(
+            f"--is wants at least {DIGITS} digits of the model's hash, and '{head}' is too short to prove anything"
+        )
 
 
 def _folders(given: Sequence[str]) -> dict[str, Path]:
@@ -322,7 +327,7 @@ def _pair(text: str) -> tuple[str, Path]:
 def _print_report(report: Report) -> None:
     for proof in report.proofs:
         mark = "[green]✓[/]" if proof.holds else "[bold red]✗[/]"
-        console.print(f"{mark} {proof.title}: {escape(proof.found)}", highlight=False, soft_wrap=True)
+        console.print(f"{mark} {proof.title}: {shown(proof.found)}", highlight=False, soft_wrap=True)
         for moved in proof.moved:
             say(f"    {moved}")
     for one in report.measured:
@@ -332,7 +337,7 @@ def _print_report(report: Report) -> None:
             text += f"; held-out part {100 * one.held_out:.2f} %, recorded {100 * one.recorded:.2f} %"
         else:
             text += f" (recorded on its own held-out pictures: {100 * one.recorded:.1f} %)"
-        console.print(f"{mark} {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"{mark} {shown(text)}", highlight=False, soft_wrap=True)
     if report.head:
         say(f"model {report.head}")
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from zeroforget.cli.app import LAB, app, console
+from zeroforget.cli.printing import put_json
 
 if TYPE_CHECKING:
     from zeroforget.nets import Shape
@@ -25,7 +26,7 @@ def networks(
     chosen = None if shape is None else parse_shape(shape)
     rows = _rows(chosen)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        put_json(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     table, notes = _table(rows)
     console.print(table)

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
 from zeroforget.cli.app import errors
-from zeroforget.cli.printing import show, table_of
+from zeroforget.cli.printing import put_json, show, shown, table_of
+from zeroforget.files.signs import cell
 
 if TYPE_CHECKING:
     from zeroforget.store import Prediction
@@ -49,7 +48,7 @@ def of_pictures(answers: list[Prediction], below: list[bool]) -> list[Prediction
 
 def print_json(predictions: list[Prediction]) -> None:
     """A list with an object for each picture."""
-    sys.stdout.write(json.dumps([_plain(one) for one in predictions], indent=1, ensure_ascii=False) + "\n")
+    put_json(json.dumps([_plain(one) for one in predictions], indent=1, ensure_ascii=False))
 
 
 def _plain(one: Prediction) -> dict[str, Any]:
@@ -62,14 +61,14 @@ def _plain(one: Prediction) -> dict[str, Any]:
 
 
 def print_csv(predictions: list[Prediction]) -> None:
-    """A row for each class of each picture."""
+    """A row for each class of each picture. No cell begins a formula."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["picture", "task", "rank", "class", "probability", "error"])
     for one in predictions:
         if one.error is not None:
-            writer.writerow([one.source, "", "", "", "", one.error])
+            writer.writerow([cell(one.source), "", "", "", "", cell(one.error)])
         for place, (name, p) in enumerate(one.classes, 1):
-            writer.writerow([one.source, one.task, place, name, f"{p:.6f}", ""])
+            writer.writerow([cell(one.source), cell(one.task), place, cell(name), f"{p:.6f}", ""])
 
 
 def print_table(predictions: list[Prediction], *, guessed: bool) -> None:
@@ -77,10 +76,10 @@ def print_table(predictions: list[Prediction], *, guessed: bool) -> None:
     table = table_of("picture", *(["task", ">sure"] if guessed else []), "class", ">", "next")
     for one in predictions:
         if one.error is not None:
-            table.add_row(escape(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", escape(one.error))
+            table.add_row(shown(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", shown(one.error))
             continue
         (name, p), rest = one.classes[0], one.classes[1:]
-        guess = [escape(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
+        guess = [shown(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
         others = ", ".join(f"{other} {100 * q:.1f} %" for other, q in rest)
-        table.add_row(escape(one.source), *guess, escape(name), f"{100 * p:.1f} %", escape(others))
+        table.add_row(shown(one.source), *guess, shown(name), f"{100 * p:.1f} %", shown(others))
     show(table)

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from zeroforget.cli.app import console
+from zeroforget.cli.app import LINES, Terminal, console, errors
+from zeroforget.files.signs import visible, visible_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+def shown(text: str) -> str:
+    """A name or a sentence as markup that prints just it: what a reader would not see is escaped, line ends too."""
+    return escape(visible(text))
+
+
+def put(text: str, *, ending: str = "\n") -> None:
+    """Text for programs or people on standard output, without any sign that a terminal would obey."""
+    sys.stdout.write(visible(text, keep=LINES) + ending)
+    sys.stdout.flush()
+
+
+def put_json(text: str) -> None:
+    """JSON on standard output."""
+    sys.stdout.write(visible_json(text) + "\n")
+
+
 def say(text: str) -> None:
     """One line, however long."""
-    console.print(escape(text), highlight=False, soft_wrap=True)
+    console.print(escape(visible(text, keep=LINES)), highlight=False, soft_wrap=True)
+
+
+def complain(mark: str, text: str) -> None:
+    """A mistake or a warning beside the output; `mark` is markup, `text` is none."""
+    errors.print(f"{mark} {escape(visible(text, keep=LINES))}", highlight=False, soft_wrap=True)
 
 
 def show(table: Table) -> None:
     """All of it, however wide: a terminal goes on in the next line."""
-    from rich.console import Console
-
-    Console(width=10**6).print(table)
+    Terminal(width=10**6).print(table)
 
 
 def table_of(*columns: str) -> Table:
@@ -30,5 +51,5 @@ def table_of(*columns: str) -> Table:
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
-        table.add_column(escape(name.lstrip(">")), justify="right" if name.startswith(">") else "left", no_wrap=True)
+        table.add_column(shown(name.lstrip(">")), justify="right" if name.startswith(">") else "left", no_wrap=True)
     return table

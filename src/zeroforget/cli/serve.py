@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from zeroforget.cli.app import MODEL, ModelPath, Threads, app, computing_with, errors
+from zeroforget.cli.printing import put
 
 
 @app.command("serve", rich_help_panel=MODEL)
@@ -40,7 +41,7 @@ def serve_command(
     )  # fmt: skip
 
     def ready(address: str) -> None:
-        typer.echo(f"serving {model} at {address}")
+        put(f"serving {model} at {address}")
         if not is_loopback(host):
             errors.print("whoever reaches this address can use the model: there is no password", highlight=False)
 

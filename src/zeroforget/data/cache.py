@@ -22,6 +22,7 @@ from zeroforget.data.collection import DataError, Listing, Progress, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
 from zeroforget.data.places import cache_folder
 from zeroforget.files.atomic import place, sync_file
+from zeroforget.files.hashes import hash_of_file
 from zeroforget.files.locks import locked_if_possible
 
 FORMAT = 1
@@ -29,6 +30,7 @@ SINCE_PLAIN = 3
 """The format of entries with files other than JPEG: 16-bit, floating and transparent pictures were once decoded
 differently."""
 NAMED = 10
+SUM = "sha256"
 
 
 def decoded(
@@ -41,6 +43,10 @@ def decoded(
     """
     folder = cache_folder()
     entry = folder / f"{name}-{fingerprint(listing, treatment, official=official)}"
+    if entry.is_dir() and not _whole(entry):
+        if progress:
+            progress(f"{entry} is damaged (its sha256 differs) and is not used; decoding its images again", 0, 0)
+        shutil.rmtree(entry)
     if not entry.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with locked_if_possible(folder / f"{entry.name}.lock") as alone:
@@ -49,6 +55,15 @@ def decoded(
             if not entry.is_dir():
                 _write(entry, name, listing, treatment, progress)
     return mapped(entry / "images.npy")
+
+
+def _whole(entry: Path) -> bool:
+    """Whether the images are those that were written; earlier versions wrote no checksum."""
+    try:
+        about = json.loads((entry / "about.json").read_bytes())
+        return about.get(SUM) in {None, hash_of_file(entry / "images.npy")}
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def mapped(path: Path) -> Tensor:
@@ -99,7 +114,7 @@ def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progr
         np.lib.format.open_memmap(aside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
         _fill(aside / "images.npy", name, listing, treatment, progress)
         about = {"format": _format(listing), "data": name, "from": str(listing.base)}
-        about |= {"images": shape[0], "size": shape[-1]}
+        about |= {"images": shape[0], "size": shape[-1], SUM: hash_of_file(aside / "images.npy")}
         (aside / "about.json").write_text(json.dumps(about) + "\n")
         aside.chmod(0o755)
         sync_file(aside / "images.npy")

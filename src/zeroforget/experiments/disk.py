@@ -10,20 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from zeroforget.files.atomic import write_bytes
-from zeroforget.files.paths import in_the_way
+from zeroforget.files.hashes import sha256
+from zeroforget.files.paths import NotRegular, in_the_way, open_regular
 
+_SEAL = "sha256"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file. ValueError names the file and the remedy if it holds none."""
+    """The JSON object in a file. ValueError names the file and the remedy if it holds none, or not the one that was
+    written: where it has a seal, every value must be as it was."""
     try:
-        values = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            values = json.loads(file.read())
+    except NotRegular:
+        raise damaged(path, "it is not a file", remedy) from None
     except (ValueError, RecursionError) as error:  # no JSON, or not even text
         what = "it is empty" if not path.stat().st_size else str(error)
         raise damaged(path, what, remedy) from error
     if not isinstance(values, dict):
         raise damaged(path, f"it should hold a JSON object, and holds a {type(values).__name__}", remedy)
+    if values.pop(_SEAL, None) not in {None, _sealing(values)}:
+        raise damaged(path, "it is not as it was written (its seal differs)", remedy)
     return values
 
 
@@ -32,9 +40,17 @@ def damaged(path: Path, what: str, remedy: str) -> ValueError:
     return ValueError(f"{path} is damaged: {what}; {remedy}")
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write aside, sync, rename: a crash leaves the old file or the new one."""
+def write_json(path: Path, values: Any, *, seal: bool = False) -> None:
+    """Write aside, sync, rename: a crash leaves the old file or the new one. A sealed object is compared when it is
+    read."""
+    if seal:
+        values = {**values, _SEAL: _sealing(values)}
     write_text(path, json.dumps(values, indent=1, allow_nan=True) + "\n")
+
+
+def _sealing(values: Any) -> str:
+    """Of all values, however the file is laid out."""
+    return sha256(json.dumps(json.loads(json.dumps(values))).encode())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from zeroforget.experiments.disk import beginning
 from zeroforget.experiments.tables import BASELINES, COSTS, Cost, CostTable, Row, Table
+from zeroforget.files import signs
 
 CSV = ("table", "method", "source", "seeds", "column", "accuracy", "forgetting", "std")
 BOOKTABS = "% \\usepackage{booktabs}"
@@ -130,7 +131,8 @@ def to_csv(tables: Sequence[Table]) -> str:
             for column, cell in zip(table.columns, row.entries, strict=True):
                 figures = (cell.accuracy, cell.forgetting, cell.spread)
                 texts = ["" if figure is None else f"{figure:.6g}" for figure in figures]
-                writer.writerow([table.title, row.method, row.source, row.seeds, column, *texts])
+                names = map(signs.cell, (table.title, row.method, row.source))
+                writer.writerow([*names, row.seeds, signs.cell(column), *texts])
     return out.getvalue()
 
 
@@ -181,5 +183,5 @@ def _costs_csv(tables: Sequence[CostTable]) -> str:
         for row in table.rows:
             figures = dataclasses.astuple(row)
             texts = ["" if figure is None else f"{figure:.10g}" for figure in figures[1:]]
-            writer.writerow([table.title, figures[0], *texts])
+            writer.writerow([signs.cell(table.title), signs.cell(figures[0]), *texts])
     return out.getvalue()

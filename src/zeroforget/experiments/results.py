@@ -152,7 +152,7 @@ class Results:
 
     def save(self, folder: Path) -> None:
         """Write results.json: aside, synced, renamed."""
-        write_json(folder / FILE, self.to_dict())
+        write_json(folder / FILE, self.to_dict(), seal=True)
 
     @staticmethod
     def load(path: Path) -> Results:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from zeroforget.data import Scenario, Task
 from zeroforget.experiments.comparability import SETUP
 from zeroforget.experiments.data_facts import describe
-from zeroforget.experiments.disk import damaged, room_for
+from zeroforget.experiments.disk import room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
 from zeroforget.experiments.parallel import side_by_side
@@ -34,6 +33,7 @@ from zeroforget.experiments.watch import Watch
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
 from zeroforget.training import Diverged, Fit, FitLog, Progress, logits
+from zeroforget.training.checkpoint import DamagedCheckpoint
 from zeroforget.training.seeding import seeded
 
 
@@ -187,9 +187,11 @@ def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario],
         with _checkpoints(folder):
             try:
                 return begun.execute()
+            except DamagedCheckpoint:
+                raise
             except ValueError as error:
                 raise _Refused(str(error)) from error
-            except (OSError, MemoryError, torch.OutOfMemoryError, SafetensorError):
+            except (OSError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # the others shall not wait for it to be mended
                 raise _Broken(traceback.format_exc().rstrip()) from error
@@ -200,9 +202,9 @@ def _checkpoints(folder: RunFolder) -> Iterator[None]:
     """Inside, a checkpoint that cannot be read is an error that says where and what to do."""
     try:
         yield
-    except SafetensorError as error:
-        remedy = "delete that folder and start it again: the task begins anew"
-        raise damaged(folder.path / "learning", str(error), remedy) from error
+    except DamagedCheckpoint as error:
+        remedy = f"delete {folder.path / 'learning'} and start it again: the task begins anew"
+        raise ValueError(f"{error}; {remedy}") from error
 
 
 class _Run:
@@ -321,7 +323,7 @@ class _Run:
         with seeded("learn", self.config.seed, index):
             try:
                 return method.learn(task, fit, past)
-            except Diverged:
+            except (Diverged, DamagedCheckpoint):
                 raise
             except ValueError as error:
                 raise ValueError(f"method '{self.config.choice.label}', task '{task.name}': {error}") from error

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.files.atomic import place
 from zeroforget.methods import Method
-from zeroforget.training.checkpoint import Checkpoint
+from zeroforget.training.checkpoint import Checkpoint, DamagedCheckpoint
 
 RECORD = "task.json"
 TENSORS = "state.safetensors"
@@ -41,7 +40,7 @@ def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     Checkpoint(aside / TENSORS).save(dict(method.state_dict()), {})
-    write_json(aside / RECORD, record | {"structure": method.structure()})
+    write_json(aside / RECORD, record | {"structure": method.structure()}, seal=True)
     place(aside, folder)
 
 
@@ -66,8 +65,8 @@ def load_method(folder: Path, method: Method) -> None:
     record = load_record(folder)
     try:
         saved = Checkpoint(folder / TENSORS).load()
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise damaged(folder / TENSORS, str(error), _REMEDY) from error
+    except DamagedCheckpoint as error:
+        raise ValueError(f"{error}; {_REMEDY}") from error
     if record is None or saved is None:
         raise ValueError(f"{folder} lacks {RECORD} or {TENSORS}; {_REMEDY}")
     method.replay(record["structure"])

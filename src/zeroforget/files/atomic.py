@@ -29,7 +29,7 @@ def write_new(path: Path, content: bytes) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, in place of the one that may be there."""
     with replacing(path) as aside:
-        aside.write_bytes(content)
+        write_new(aside, content)
 
 
 @contextmanager
@@ -37,6 +37,8 @@ def replacing(path: Path, aside: Path | None = None) -> Iterator[Path]:
     """A file to write beside `path`. It is made to last and gets that name, or, if anything goes wrong, is removed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp") if aside is None else aside
     try:
+        with suppress(FileNotFoundError):
+            aside.unlink()  # what lies there, a link perhaps, is not written through
         yield aside
         replace(aside, path)
     except OSError as error:

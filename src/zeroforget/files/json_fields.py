@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zeroforget.files.hashes import sha256
+from zeroforget.files.paths import NotRegular, open_regular
 
 MOST_BYTES = 32 * 2**20
 """No JSON of ours is longer; a longer one is not read."""
@@ -62,11 +63,11 @@ def unsealed(
 def read_bytes(path: Path, most: int) -> bytes:
     """A file's bytes, unless there are more than `most`."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(most + 1)
     except FileNotFoundError:
         raise FieldError(path, "it is missing") from None
-    except (IsADirectoryError, NotADirectoryError):
+    except (IsADirectoryError, NotADirectoryError, NotRegular):
         raise FieldError(path, "it is not a file") from None
     if len(content) > most:
         raise FieldError(path, f"it is longer than the {most} bytes that it should have at most")

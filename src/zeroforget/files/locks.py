@@ -15,10 +15,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from zeroforget.files.atomic import make_folder
+from zeroforget.files.paths import open_regular
 
 PAUSE_S = 0.1
 SIGNING_S = 1.0
 """How long a process may take to sign the lock that it has just taken."""
+_LONGEST = 2**16
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -74,6 +76,8 @@ def locked_if_possible(path: Path) -> Iterator[bool]:
 def _taken(lock: FileLock, path: Path) -> bool:
     """Whether the lock is ours now. A holder may have removed the file, and its folder, when it was done."""
     make_folder(path.parent)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(errno.ELOOP, "it should be a lock and is a link, or no file; remove it", str(path))
     try:
         lock.acquire(blocking=False)
     except (Timeout, FileNotFoundError):
@@ -92,16 +96,23 @@ def _sign(path: Path, doing: str) -> None:
         "command": doing,
         "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-    with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:  # on a full disk the note is missing
-        file.truncate(0)
-        file.write(json.dumps(note).encode())
+    with contextlib.suppress(OSError):  # on a full disk the note is missing
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        try:
+            if os.fstat(handle).st_nlink == 1:  # a file that has another name, too, is somebody's
+                os.ftruncate(handle, 0)
+                os.write(handle, json.dumps(note).encode())
+        finally:
+            os.close(handle)
 
 
 def _holder(path: Path) -> str:
     """Who holds the lock, in words. It was taken a moment before its holder signed it."""
     for _ in range(round(SIGNING_S / 0.01)):
         with contextlib.suppress(OSError):
-            if note := path.read_bytes().strip():
+            with open_regular(path) as file:
+                note = file.read(_LONGEST).strip()
+            if note:
                 return _in_words(note)
         time.sleep(0.01)
     return "another process"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 EMPTY = "a path is empty; name a file or a folder, or . for the current folder"
 
@@ -14,6 +16,19 @@ def as_path(path: str | os.PathLike[str], error: type[Exception] = ValueError) -
     if os.fspath(path) == "":
         raise error(EMPTY)
     return Path(path)
+
+
+class NotRegular(OSError):
+    """What lies at a path is no file whose content could be read: a folder, a pipe, a device."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read. Of a pipe, to open it would wait for whoever writes into it: NotRegular."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotRegular(f"{path} is no regular file")
+    return os.fdopen(handle, "rb")
 
 
 def in_the_way(path: Path, what: str, is_one: Callable[[Path], bool]) -> str | None:

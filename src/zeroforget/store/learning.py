@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from zeroforget import nets
@@ -43,6 +42,7 @@ from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts
 from zeroforget.store.tensors import born
 from zeroforget.store.writing import changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
+from zeroforget.training.checkpoint import DamagedCheckpoint
 from zeroforget.training.seeding import seeded
 
 PROBES = 4
@@ -237,7 +237,7 @@ class Learning:
             self.watch.say("going on with the training that was interrupted")
         try:
             return self._fit(grower, training)
-        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        except (DamagedCheckpoint, KeyError) as error:
             shutil.rmtree(training, ignore_errors=True)
             raise ModelError(
                 f"what was kept of an interrupted training is damaged ({error}) and was removed; learn again to start "

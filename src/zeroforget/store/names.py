@@ -9,8 +9,8 @@ from zeroforget.data.readers.folder import composed
 from zeroforget.store.errors import ModelError
 
 _MOST = 64
-_BYTES = 240
-"""A folder's name may have 255, and a number and '.undone-' may come before the task's."""
+_BYTES = 200
+"""A folder's name may have 255, and a number, '.undone-' and a process may come before the task's."""
 _PLAIN = re.compile(r"\w[\w .-]*")
 _VIRAMA = 9
 _LETTER = "a"
@@ -26,18 +26,21 @@ def task_name(name: str) -> str:
     if not isinstance(name, str):
         raise ModelError(f"a task needs a name, not {name!r}")
     name = kept_name(name)
+    if (size := len(name.encode(errors="replace"))) > _BYTES:
+        raise ModelError(f"'{name}' cannot name a task: it has {size} bytes in UTF-8, and {_BYTES} are the most")
     if not is_task_name(name):
         raise ModelError(
             f"'{name}' cannot name a task: use letters, digits, spaces, '-', '_' and '.', at most {_MOST} of them, "
             "the first a letter or digit"
         )
-    if (size := len(name.encode())) > _BYTES:
-        raise ModelError(f"'{name}' cannot name a task: it has {size} bytes in UTF-8, and {_BYTES} are the most")
     return name
 
 
 def is_task_name(name: str) -> bool:
-    """Whether these are letters (of any script, with the marks that belong to them), digits, spaces and '-_.'."""
+    """Whether these are letters (of any script, with the marks that belong to them), digits, spaces and '-_.', as a
+    name is kept."""
+    if name != kept_name(name) or len(name.encode(errors="replace")) > _BYTES:
+        return False
     shown = ""
     for place, sign in enumerate(name[: _MOST + 1]):
         before, after = name[place - 1 : place], name[place + 1 : place + 2]

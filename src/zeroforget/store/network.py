@@ -6,7 +6,7 @@ import contextlib
 import functools
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,35 +28,41 @@ from zeroforget.training.seeding import seeded
 
 MOST_WEIGHTS = 2**29
 """No network is built that has more."""
+NEVER_MANY = 2**20
+"""So many weights are few for any machine."""
+MOST_ROOM = 64
+"""The whole network has at most so many times the numbers that its tasks have brought: room to grow into."""
 TOLERANCE = 1e-4
 """Elsewhere than where a task was learned, its logits may differ by so much of the largest."""
 
 
-def plain_network(backbone: Backbone, seed: int) -> nn.Module:
-    """The backbone as it comes from its factory, with fresh values. ValueError if there is none like it."""
+def plain_network(backbone: Backbone, seed: int, most: int = MOST_WEIGHTS) -> nn.Module:
+    """The backbone as it comes from its factory, with fresh values. ValueError if there is none like it, or if it has
+    more weights than `most`."""
     if backbone.library is not None:
-        return without_head(library_network(backbone.network, backbone.options, seed), backbone.library.head)
+        net = library_network(backbone.network, backbone.options, seed, most)
+        return without_head(net, backbone.library.head)
     if backbone.options.get("width", 1.0) <= 0:
         raise ValueError("a network's width must be above 0")
-    return _within_limits(lambda: nets.build(backbone.network, backbone.shape, **backbone.options), seed)
+    return _within_limits(lambda: nets.build(backbone.network, backbone.shape, **backbone.options), seed, most)
 
 
-def library_network(name: str, options: Mapping[str, Any], seed: int) -> nn.Module:
+def library_network(name: str, options: Mapping[str, Any], seed: int, most: int = MOST_WEIGHTS) -> nn.Module:
     """A classifier of torchvision or timm with fresh values."""
     libraries.find(name)
-    return _within_limits(lambda: libraries.build(name, **options), seed)
+    return _within_limits(lambda: libraries.build(name, **options), seed, most)
 
 
-def _within_limits(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _within_limits(build: Callable[[], nn.Module], seed: int, most: int) -> nn.Module:
     """Counted before it is built, where its code can do without storage."""
     size = 0
     with contextlib.suppress(ValueError, RuntimeError), torch.device("meta"):
         size = _weights(build())
     with seeded("backbone", seed):
-        made = build() if size <= MOST_WEIGHTS else None
+        made = build() if size <= most else None
     size = _weights(made) if made is not None else size
-    if made is None or size > MOST_WEIGHTS:
-        raise ValueError(f"the network would have {size:,} weights; {MOST_WEIGHTS:,} are the most")
+    if made is None or size > most:
+        raise ValueError(f"the network would have {size:,} weights; {most:,} are the most")
     return made
 
 
@@ -69,11 +75,11 @@ def example(backbone: Backbone) -> Tensor:
     return torch.randn(2, *backbone.shape, generator=torch.Generator().manual_seed(0))
 
 
-def empty_network(facts: ModelFacts, where: Path) -> GrowingNetwork:
+def empty_network(facts: ModelFacts, where: Path, most: int = MOST_WEIGHTS) -> GrowingNetwork:
     """The growing network before its first task. Nothing is proved: it was when the model was made."""
     backbone = facts.backbone
     try:
-        plain = plain_network(backbone, facts.seed)
+        plain = plain_network(backbone, facts.seed, most)
         axes = _axes(plain, backbone)
         limits = limits_of(plain, axes, backbone.limit, backbone.unit, backbone.align)
         net = GrowingNetwork(plain, axes, backbone.shape, limits, backbone.start, backbone.fn, backbone.bridge)
@@ -130,8 +136,8 @@ def assemble(
 def _assemble(
     facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path
 ) -> GrowingNetwork:
-    net = empty_network(facts, where)
     given = list(tasks)
+    net = empty_network(facts, where, _plausible(given))
     numbers = 0
     with seeded("assemble"):
         for task, tensors, path in given:
@@ -140,10 +146,28 @@ def _assemble(
             net.add_task(task.name, len(task.classes), _growth(task), _rank(task), quiet=True)
     for number, (_, tensors, path) in enumerate(given):
         try:
+            _check_finite(tensors)
             fill(net, number, tensors)
         except ValueError as error:
             raise Damaged(path / "born.safetensors", str(error)) from error
     return net.eval()
+
+
+def _plausible(given: Sequence[tuple[TaskFacts, Mapping[str, Tensor], Path]]) -> int:
+    """The weights that a network may have whose tasks brought these numbers: a few bytes do not make it enormous."""
+    if not given:
+        return MOST_WEIGHTS
+    numbers = sum(tensor.numel() for _, tensors, _ in given for tensor in tensors.values())
+    return min(MOST_WEIGHTS, NEVER_MANY + MOST_ROOM * numbers)
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """ValueError unless all weights are numbers. A buffer, such as a mask, may be infinite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            odd = tensor.isnan() if name.startswith("buffer/") else ~tensor.isfinite()
+            if odd.any():
+                raise ValueError(f"tensor '{name}' holds NaN or infinite values")
 
 
 def _growth(task: TaskFacts) -> float | dict[str, float]:

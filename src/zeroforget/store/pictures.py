@@ -13,6 +13,7 @@ from torch import Tensor
 from zeroforget.data import DataError, Preparation, Split, Task
 from zeroforget.data.readers.files import folders
 from zeroforget.data.readers.folder import ClassFiles, class_files
+from zeroforget.files.signs import has_hidden, visible
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import Folder
 from zeroforget.store.images import Shape, Told, decode_all
@@ -48,6 +49,11 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
         found = class_files(folder, classes)
     except DataError as error:
         raise ModelError(str(error)) from error
+    if strange := next(filter(has_hidden, found.classes), None):
+        raise ModelError(
+            f"{folder}: the name of the class folder '{visible(strange)}' has signs that are not shown, or that turn "
+            "the direction of a text; rename it"
+        )
     if len(names) > MOST_CLASSES:
         raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
     if not found.files:

@@ -12,6 +12,7 @@ from zeroforget.axes.find import Care
 from zeroforget.files import json_fields
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
+from zeroforget.files.signs import has_hidden
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name
@@ -27,6 +28,8 @@ MOST_WIDTH = 16
 MOST_ALIGN = 1024
 """Of a network of ours, as a share of the published one."""
 LEAST_STD = 1e-6
+MOST_MEAN = 1e6
+"""Of pixels from 0 to 1; a larger mean or deviation would leave nothing of a picture."""
 _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
 _LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -252,6 +255,8 @@ class TaskFacts:
         classes = fields.texts("classes", least=2, most=MOST_CLASSES)
         if len(set(classes)) != len(classes):
             raise fields.wrong("classes", "names a class twice")
+        if any(map(has_hidden, classes)):
+            raise fields.wrong("classes", "has a name with control signs, or signs that turn a text's direction")
         facts = TaskFacts(
             number=fields.integer("number", 1, 100_000),
             name=name,
@@ -420,8 +425,8 @@ def _preprocessing(fields: Fields) -> Preprocessing:
     made = Preprocessing(
         mode=mode,
         size=(size[0], size[1]),
-        mean=fields.numbers("mean", least=channels, most=channels),
-        std=fields.numbers("std", least=channels, most=channels, low=LEAST_STD),
+        mean=fields.numbers("mean", least=channels, most=channels, low=-MOST_MEAN, high=MOST_MEAN),
+        std=fields.numbers("std", least=channels, most=channels, low=LEAST_STD, high=MOST_MEAN),
     )
     fields.done()
     return made

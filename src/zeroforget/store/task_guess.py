@@ -96,6 +96,10 @@ def check(about: Mapping[str, Tensor], dense: nn.Module, classes: int, where: ob
     shapes = {"means": (classes, width), "directions": (width, kept), "variances": (kept,), "rest": (1,)}
     if {name: tuple(tensor.shape) for name, tensor in about.items()} != shapes:
         raise Damaged(where, "its tensors do not fit the task's network")
+    if any(tensor.dtype != torch.float32 or not tensor.isfinite().all() for tensor in about.values()):
+        raise Damaged(where, "its tensors are not all finite numbers")
+    if not (about["variances"] > 0).all() or not (about["rest"] > 0).all():
+        raise Damaged(where, "its variances are not all above zero")
 
 
 def quantiles(distances: Tensor) -> tuple[float, ...]:

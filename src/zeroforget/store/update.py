@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zeroforget.files import atomic
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
-from zeroforget.store.assembly import prove
 from zeroforget.store.errors import Damaged, ModelError, damage_told
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.options import Watch
 from zeroforget.store.schema import VERSION, ModelFacts, TaskFacts, read_bytes, unsealed
+from zeroforget.store.verify import prove_chain
 from zeroforget.store.writing import changing, check_output, output
 
 MAGIC = b"zeroforget update\n"
@@ -168,15 +168,29 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         facts_ = folder.read_task(aside, more[-1][0].hash if more else chain.head, chain.model.backbone.shape)
         if (facts_.name, facts_.hash) != told or facts_.number != len(chain.tasks) + len(more) + 1:
             raise ModelError(f"{path}: task '{facts_.name}' is not where its header says; fetch it again")
-        for file in _FILES[1:]:
-            folder.tensors(aside, facts_, file)
+        if facts_.name in (task.name for task in (*chain.tasks, *(one for one, _ in more))):
+            raise ModelError(f"{path} brings a second task '{facts_.name}'; it is no update of this model")
         more.append((facts_, aside))
-    prove(folder, chain, more)
+    _prove(folder, chain, more, path)
     if not folder.exists():
         folder.create(text)
     for task, aside in more:  # every step leaves a whole model; if stopped between, receiving again goes on
         folder.commit(aside, task.folder)
     return tuple(task for task, _ in more)
+
+
+def _prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]], path: Path) -> None:
+    """All that `verify` would prove of the model with the new tasks, before any of them gets its name."""
+    after = replace(chain, tasks=(*chain.tasks, *(task for task, _ in more)))
+    report = prove_chain(folder, after, [*map(folder.task, chain.tasks), *(aside for _, aside in more)])
+    if not report.holds:
+        why = next(one.moved[0] for one in reversed(report.proofs) if one.moved)
+        raise ModelError(f"{path} is refused: {_plainly(why)}. Nothing was changed")
+
+
+def _plainly(why: str) -> str:
+    """Damage as it was found, without the advice for a model's own files."""
+    return why.partition(". Put back the file")[0]
 
 
 def _known(chain: Chain, update: Update, path: Path) -> int:

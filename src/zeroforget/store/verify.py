@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from zeroforget.data import Split
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.network import GrowingNetwork
+from zeroforget.store import task_guess as which
 from zeroforget.store.errors import Damaged
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
@@ -68,6 +69,7 @@ class Report:
         return self.holds
 
 
+MOST_PROBES = 64
 FILES = "the files are those that were written"
 NETWORK = "the networks assembled from them answer as they did"
 ACCURACY = "no task's accuracy can have changed"
@@ -83,19 +85,24 @@ def verify(folder: Folder, data: Mapping[str, Path] | None = None) -> Report:
 
 
 def _verify(folder: Folder, data: Mapping[str, Path]) -> Report:
-    contents: list[tuple[TaskFacts, dict[str, Tensor], Path]] = []
-    probes: list[dict[str, Tensor]] = []
     try:
         chain = folder.read()
     except Damaged as error:
         return _broken([str(error)])
+    return prove_chain(folder, chain, [folder.task(task) for task in chain.tasks], data)
+
+
+def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapping[str, Path] | None = None) -> Report:
+    """All three proofs of a chain whose tasks' files lie at `places`: in the folder, or aside and about to get in."""
+    contents: list[tuple[TaskFacts, dict[str, Tensor], Path]] = []
+    probes: list[dict[str, Tensor]] = []
+    spreads: list[dict[str, Tensor]] = []
     wrong = []
-    for task in chain.tasks:
-        place = folder.task(task)
+    for task, place in zip(chain.tasks, places, strict=True):
         try:
             contents.append((task, folder.tensors(place, task, BORN), place))
             probes.append(folder.tensors(place, task, PROBE))
-            folder.tensors(place, task, SPREAD)
+            spreads.append(folder.tensors(place, task, SPREAD))
         except Damaged as error:
             wrong.append(str(error))
     if wrong:
@@ -104,13 +111,17 @@ def _verify(folder: Folder, data: Mapping[str, Path]) -> Report:
     proofs = [Proof(FILES, True, f"{counted(files, 'file')}, each with the hash written down; {links} of the chain")]
     try:
         net = assemble(chain.model, contents, folder.path / "model.json")
+        dense = [net.dense(index) for index in range(len(chain.tasks))]
+        for (task, _, place), one, about in zip(contents, dense, spreads, strict=True):
+            which.check(about, one, len(task.classes), place / SPREAD)
     except Damaged as error:
         return Report(
             (*proofs, Proof(NETWORK, False, "they cannot be assembled", (str(error),)), _unproved()), chain.head
         )
-    dense = [net.dense(index) for index in range(len(chain.tasks))]
     proofs += [_answers(chain, dense, probes), _same_networks(chain, dense, net)]
-    measured = tuple(measure(chain.find(name), dense[chain.find(name).number - 1], at) for name, at in data.items())
+    measured = tuple(
+        measure(chain.find(name), dense[chain.find(name).number - 1], at) for name, at in (data or {}).items()
+    )
     return Report(tuple(proofs), chain.head, measured)
 
 
@@ -127,7 +138,7 @@ def _answers(chain: Chain, dense: list[nn.Module], probes: list[dict[str, Tensor
     here, moved, bits = environment(chain.model.backbone), [], 0
     for task, one, probe in zip(chain.tasks, dense, probes, strict=True):
         stored, images = probe.get("logits"), probe.get("images")
-        if stored is None or images is None or images.dtype != torch.uint8 or sha256(_bytes(stored)) != task.probe:
+        if stored is None or images is None or not _is_probe(images, task) or sha256(_bytes(stored)) != task.probe:
             moved.append(f"task '{task.name}': its probe is not the one that was written down")
             continue
         try:
@@ -149,6 +160,12 @@ def _answers(chain: Chain, dense: list[nn.Module], probes: list[dict[str, Tensor
     if elsewhere:
         found += f", {elsewhere} learned on another platform within {TOLERANCE:g} of the largest logit"
     return Proof(NETWORK, not moved, found, tuple(moved))
+
+
+def _is_probe(images: Tensor, task: TaskFacts) -> bool:
+    """At least one picture, as the network takes them: of none the answers are always right."""
+    fits = images.dtype == torch.uint8 and tuple(images.shape[1:]) == task.preprocessing.shape
+    return fits and 1 <= len(images) <= MOST_PROBES
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -34,6 +34,11 @@ def locked(
     def waiting(holder: str) -> None:
         say(f"waiting: {path} is being changed by {holder}")
 
+    for name in sorted(_OWN):
+        if (path / name).is_symlink():
+            raise ModelError(
+                f"{path / name} is a link, and nothing is written through one; put in its place what it links to"
+            )
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locks.locked(path / LOCK, doing or locks.this_process(), wait=wait, waiting=waiting))

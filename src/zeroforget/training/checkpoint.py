@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,16 @@ from torch import Tensor
 
 from zeroforget.files.atomic import replacing
 
+_SUM = "sha256"
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint is not what was written."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.path = path
+        super().__init__(f"{path} is damaged: {why}")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -29,6 +40,7 @@ class Checkpoint:
         # A copy of every tensor: safetensors refuses tensors that share memory, as tied parameters do.
         plain = {name: _plain(tensor.detach()) for name, tensor in tensors.items()}
         words = {"facts": json.dumps(facts)}
+        words[_SUM] = _checksum(plain, words["facts"])
         with replacing(self.path, self.path.with_suffix(f".{os.getpid()}.tmp")) as aside:
             try:
                 save_file(plain, aside, metadata=words)
@@ -36,12 +48,31 @@ class Checkpoint:
                 aside.write_bytes(save(plain, metadata=words))
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was saved last, or None."""
+        """What was saved last, or None. DamagedCheckpoint unless every byte is as it was written; earlier versions
+        wrote no checksum."""
         if not self.path.exists():
             return None
-        with safe_open(self.path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {})["facts"])
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        if not self.path.is_file():
+            raise DamagedCheckpoint(self.path, "it is not a file")
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                words = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = json.loads(words["facts"])
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise DamagedCheckpoint(self.path, str(error)) from error
+        if words.keys() - {"facts", _SUM} or words.get(_SUM) not in {None, _checksum(tensors, words["facts"])}:
+            raise DamagedCheckpoint(self.path, "its content is not what was written (sha256 differs)")
+        return tensors, facts
+
+
+def _checksum(tensors: dict[str, Tensor], facts: str) -> str:
+    """Of every name, type, shape and byte."""
+    digest = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _plain(tensor: Tensor) -> Tensor:
