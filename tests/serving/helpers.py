@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import uvicorn
 
 from zeroforget.serving import Server, Settings
-from zeroforget.serving.run import bound
+from zeroforget.serving.run import bound, configured
 
 
 class Reply(NamedTuple):
@@ -50,14 +50,18 @@ class Running:
     """`with Running(folder) as running:` serves a model; `running.client()` talks to it."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.server = Server(path, Settings(**({"poll_seconds": 0.1} | settings)))
-        self.socket = bound("127.0.0.1", 0)
-        self.port: int = self.socket.getsockname()[1]
+        self.sockets = [bound("127.0.0.1", 0)]
+        self.port: int = self.sockets[0].getsockname()[1]
+        if "own_port" in settings:
+            self.sockets.append(bound("127.0.0.1", 0))
+            settings["own_port"] = self.own_port = self.sockets[1].getsockname()[1]
+        self.server = Server(path, Settings(**({"poll_seconds": 0.1, "connections_each": 1000} | settings)))
         self.clients: list[Client] = []
         # A client that is kept busy with something else finds its connection as it left it.
-        config = uvicorn.Config(self.server.app, log_level="error", timeout_graceful_shutdown=5, timeout_keep_alive=600)
+        config = configured(self.server)
+        config.log_level, config.timeout_graceful_shutdown, config.timeout_keep_alive = "error", 5, 600
         self.uvicorn = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.socket]})
+        self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": self.sockets})
 
     def __enter__(self) -> Running:
         self.thread.start()
@@ -71,7 +75,8 @@ class Running:
             client.close()
         self.uvicorn.should_exit = True
         self.thread.join(30)
-        self.socket.close()
+        for sock in self.sockets:
+            sock.close()
         assert not self.thread.is_alive()
 
     def client(self) -> Client:

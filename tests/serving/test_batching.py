@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from tests.serving.helpers import Running, until
-from zeroforget.serving import catalog
 from zeroforget.serving.batching import Answer, Batcher, Question
 from zeroforget.serving.catalog import Networks, Snapshot, size, take
 from zeroforget.serving.metrics import Metrics
@@ -114,7 +113,7 @@ def test_models_that_call_different_tasks_the_same_share_a_batch_and_no_answer(g
     model.learn(data / "high", "middle", epochs=1, batch_size=16)
     new = take(Folder(garden))
     batcher, loop = Batcher(Settings(), Metrics()), asyncio.new_event_loop()
-    image = old.prepare((data / "high" / "digit9" / "002.png").read_bytes(), 10**6)
+    image = decode((data / "high" / "digit9" / "002.png").read_bytes(), (1, 8, 8))
     asked = [(one, task) for task in (1, None) for one in (old, new)]
 
     def questions() -> list[Question]:
@@ -163,12 +162,14 @@ def test_stopping_waits_for_what_was_asked(snapshot: Snapshot, data: Path, monke
     content = (data / "low" / "digit0" / "000.png").read_bytes()
     batcher, decoding = Batcher(Settings(decoders=1), Metrics()), threading.Event()
 
+    real = batcher.decoders.decode
+
     def slow(*given: Any) -> torch.Tensor:
         decoding.set()
         time.sleep(0.1)
-        return decode(*given)
+        return real(*given)
 
-    monkeypatch.setattr(catalog, "decode", slow)
+    monkeypatch.setattr(batcher.decoders, "decode", slow)
 
     async def ask() -> list[Answer]:
         tasks = [asyncio.create_task(batcher.ask(snapshot, None, content)) for _ in range(3)]
@@ -190,6 +191,7 @@ def test_the_end_may_come_in_the_middle_of_a_batch(snapshot: Snapshot) -> None:
     batcher.start()
     batcher._worker.join(20)
     assert not batcher.alive
+    batcher.stop()
     assert isinstance(one.result, Answer)
     loop.close()
 

@@ -101,11 +101,18 @@ def test_every_option_reaches_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert told.stdout == f"serving {tmp_path} at http://somewhere/\n"
     assert "there is no password" in told.stderr
     limits = {"upload": 2**19, "pixels": 2_500_000, "queue": 7, "batch": 3, "memory": 3 * 2**19, "poll_seconds": 0.25}
-    expected = {"path": tmp_path, "computes": threads, "host": "0.0.0.0", "port": 81, "settings": Settings(**limits)}
+    expected = {
+        "path": tmp_path,
+        "computes": threads,
+        "host": "0.0.0.0",
+        "port": 81,
+        "settings": Settings(**limits),
+        "tls": None,
+    }
     assert seen == [expected]
     told = CliRunner().invoke(app, ["serve", str(tmp_path)], catch_exceptions=False)
     assert told.stderr == ""
-    usual = {"computes": threads - 1, "host": "127.0.0.1", "port": 8000, "settings": Settings()}
+    usual = {"computes": threads - 1, "host": "127.0.0.1", "port": 8000, "settings": Settings(), "tls": None}
     assert seen[1] == {"path": tmp_path, **usual}
 
 

@@ -131,7 +131,7 @@ def test_an_upload_without_a_length_is_limited_too(running: Running) -> None:
 
 def test_an_upload_without_an_end_is_not_read_to_its_end(running: Running) -> None:
     with socket.create_connection(("127.0.0.1", running.port), timeout=30) as sock:
-        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n")
         sock.sendall(b"x" * 1_000_000)  # five times as much as is taken; a little more, and it is enough
         while not select.select([sock], [], [], 0.1)[0]:
             sock.sendall(b"x" * 20_000)
@@ -218,27 +218,30 @@ def test_a_picture_that_does_not_arrive_in_time_is_given_up(trained: Path) -> No
         Running(trained, upload_seconds=0.5) as running,
         socket.create_connection(("127.0.0.1", running.port), timeout=60) as sock,
     ):
-        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
         assert b" 408 " in sock.recv(4096)
         until(lambda: (running.server.waiting, running.server.held) == (0, 0))
 
 
 def test_a_client_that_goes_away_is_not_waited_for(running: Running) -> None:
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
-        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
-        until(lambda: running.server.waiting == 1)
+        sock.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+        until(lambda: running.server.held == 3)
     until(lambda: (running.server.waiting, running.server.held) == (0, 0))
 
 
 def test_a_full_queue_says_come_again(trained: Path, digit: Path) -> None:
-    with Running(trained, queue=1) as running:
-        with socket.create_connection(("127.0.0.1", running.port), timeout=10) as slow:
-            slow.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
-            until(lambda: running.server.waiting == 1)
-            reply = running.client().predict(digit, task="low")
-            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
-            assert "waiting" in reply.json["error"]
-            assert running.client().ask("/health").json["waiting"] == 1
+    with Running(trained, queue=1, decoders=1) as running, ThreadPoolExecutor(1) as pool:
+        decoders = running.server.batcher.decoders
+        taken = decoders._idle.get()  # so the first picture waits
+        first = pool.submit(running.client().predict, digit, task="low")
+        until(lambda: running.server.waiting == 1)
+        reply = running.client().predict(digit, task="low")
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        assert "waiting" in reply.json["error"]
+        assert running.client().ask("/health").json["waiting"] == 1
+        decoders._idle.put(taken)
+        assert first.result().status == 200
         until(lambda: running.server.waiting == 0)
         assert running.client().predict(digit, task="low").status == 200
 
@@ -246,7 +249,9 @@ def test_a_full_queue_says_come_again(trained: Path, digit: Path) -> None:
 def test_pictures_that_wait_share_a_bound_of_bytes(trained: Path, digit: Path) -> None:
     with Running(trained, uploads=1000) as running:
         with socket.create_connection(("127.0.0.1", running.port), timeout=10) as slow:
-            slow.sendall(b"POST /predict?task=low HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 990)
+            slow.sendall(
+                b"POST /predict?task=low HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n" + b"x" * 990
+            )
             until(lambda: running.server.held == 990)
             assert running.client().predict(digit, task="low").status == 503
         until(lambda: running.server.held == 0)
@@ -353,7 +358,7 @@ def test_whatever_a_decoder_does_is_the_pictures_fault(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(catalog, "decode", failing)
+        patched.setattr(running.server.batcher.decoders, "decode", failing)
         reply = running.client().predict(digit, task="low")
     assert (reply.status, reply.json) == (422, {"error": "the upload cannot be decoded: ZeroDivisionError"})
 

@@ -1,4 +1,4 @@
-"""Ten thousand requests of mixed tasks while a task is learned: none fails, each answer is predict's."""
+"""Sixty thousand requests of mixed tasks while a task is learned: none fails, each answer is predict's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.serving.helpers import Running, until
 from tests.store.helpers import learn_more
 from zeroforget.store import Prediction, open_model
 
-REQUESTS = 10_000
+REQUESTS = 60_000
 Case = tuple[Path, str]
 
 
 @pytest.mark.soak
-def test_ten_thousand_mixed_requests_while_a_task_is_added(garden: Path, data: Path) -> None:
+def test_sixty_thousand_mixed_requests_while_a_task_is_added(garden: Path, data: Path) -> None:
     model, files = open_model(garden), sorted(data.rglob("*.png"))
     expected: dict[Case, Prediction] = {}
 

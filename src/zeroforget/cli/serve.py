@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import MODEL, ModelPath, Threads, app, computing_with, errors
+from zeroforget.cli.app import LINES, MODEL, ModelPath, Threads, app, as_path, computing_with, errors
 from zeroforget.cli.printing import put
+from zeroforget.files.signs import visible
 
 
 @app.command("serve", rich_help_panel=MODEL)
@@ -25,28 +28,56 @@ def serve_command(
     memory: Annotated[float, typer.Option(help="MiB of tasks' own networks that are kept ready.")] = 1024,
     threads: Threads = None,
     poll: Annotated[float, typer.Option(help="Seconds between looks at the folder for new tasks.")] = 1.0,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keys of those who may ask ('zeroforget key access' adds one); read again when it changes.",
+            parser=as_path,
+        ),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="A certificate (PEM): serve https.", parser=as_path)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).", parser=as_path)] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that this server goes by, beside its addresses; * is any."),
+    ] = None,
+    own_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Answer /health and /metrics at this port, and only there.")
+    ] = None,
+    connections: Annotated[int, typer.Option(min=1, help="Connections of one address at once.")] = 128,
 ) -> None:
     """Serve a model's tasks over HTTP, with a page at /. A task learned meanwhile appears by itself."""
-    import logging
-
     try:
         from zeroforget.serving import Settings, serve
         from zeroforget.serving.run import is_loopback
     except ImportError as error:
         raise ValueError(str(error)) from None
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     settings = Settings(
         upload=_whole("upload", upload, 2**20), pixels=_whole("pixels", pixels, 10**6), queue=queue, batch=batch,
-        memory=_whole("memory", memory, 2**20), poll_seconds=poll,
+        memory=_whole("memory", memory, 2**20), poll_seconds=poll, hosts=tuple(allow_host or ()), key_file=key_file,
+        own_port=own_port, connections_each=connections,
     )  # fmt: skip
+    if (tls_cert is None) is not (tls_key is None):
+        raise ValueError("https takes a certificate and its key: --tls-cert and --tls-key")
+    tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
 
     def ready(address: str) -> None:
         put(f"serving {model} at {address}")
-        if not is_loopback(host):
+        if not is_loopback(host) and key_file is None:
             errors.print("whoever reaches this address can use the model: there is no password", highlight=False)
 
     with computing_with(threads):
-        serve(model, host=host, port=port, settings=settings, ready=ready)
+        serve(model, host=host, port=port, settings=settings, tls=tls, ready=ready)
+
+
+class _Visible(logging.Formatter):
+    """Lines of a log, whatever a request had in its names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keep=LINES)
 
 
 def _whole(name: str, given: float, unit: int) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +24,8 @@ from zeroforget._version import __version__
 from zeroforget.serving import schemas as words
 from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
+from zeroforget.serving.decoding import Stopped
+from zeroforget.serving.gate import Gate
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import TaskFacts, Unreadable
@@ -31,17 +36,18 @@ from zeroforget.store.names import kept_name
 PATHS = ("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json")
 PARAMETERS = ("task", "top")
 NOT_PICTURES = ("multipart/", "application/json", "text/")
-GUARD = {
-    "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+GUARD = (
+    "default-src 'none'; img-src blob: data:; style-src {style}; script-src {script}; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the page may load: its own style and script, known by their hashes, and nothing else."""
 CLOSE = {"Connection": "close"}
 BODY = {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
 REFUSALS = {
-    404: "No such task.", 408: "The picture did not arrive in time.", 413: "Too many bytes or pixels.",
-    415: "The body is not a picture itself.", 422: "Not a picture that can be read, or a wrong parameter.",
+    401: "A key is needed.", 403: "A page of another site posts.", 404: "No such task.",
+    408: "The picture did not arrive in time.", 413: "Too many bytes or pixels.",
+    415: "The body is not a picture itself.", 421: "Not a name of this server.",
+    422: "Not a picture that can be read, or a wrong parameter.", 429: "More requests than the key's rate.",
     503: "Too many requests are waiting; come again.",
 }  # fmt: skip
 
@@ -59,6 +65,7 @@ class Server:
         self.waiting, self.held = 0, 0
         """Requests that wait for an answer, and the bytes of their pictures. Only the event loop changes them."""
         self.page = (files("zeroforget.serving") / "page.html").read_text(encoding="utf-8")
+        self.guard = {"Content-Security-Policy": _guard(self.page)}
         self.app = self._app()
 
     @contextlib.asynccontextmanager
@@ -87,6 +94,7 @@ class Server:
         app.get("/health", response_model=words.Health, responses={503: {"model": words.Health}})(self.health)
         app.get("/metrics", response_class=PlainTextResponse)(self.prometheus)
         app.get("/", response_class=HTMLResponse, include_in_schema=False)(self.home)
+        app.add_middleware(Gate, settings=self.settings)
         app.add_middleware(Counted, metrics=self.metrics)
         app.exception_handler(AnyHTTPException)(_refused)
         app.exception_handler(RequestValidationError)(_wrong_parameter)
@@ -108,16 +116,19 @@ class Server:
         snapshot = self.catalog.snapshot
         chosen = _task(snapshot, task)
         _check_kind(request)
-        with self._room():
-            content = await self._body(request)
-            try:
+        self._check_room()
+        content = await self._body(request)
+        try:
+            with self._room():  # not before all has come: who sends slowly takes nobody's place
                 answer = await self.batcher.ask(snapshot, chosen, content)
-            except TooManyPixels as error:
-                raise HTTPException(413, f"the upload {error}") from None
-            except Unreadable as error:
-                raise HTTPException(422, f"the upload {error}") from None
-            finally:
-                self.held -= len(content)
+        except TooManyPixels as error:
+            raise HTTPException(413, f"the upload {error}") from None
+        except Stopped:
+            raise _full("the server stops") from None
+        except Unreadable as error:
+            raise HTTPException(422, f"the upload {error}") from None
+        finally:
+            self.held -= len(content)
         self.metrics.answered(time.monotonic() - began)
         return JSONResponse(words.prediction(answer, snapshot.chain.head, top))
 
@@ -132,8 +143,10 @@ class Server:
         if trouble or (report is not None and not report.holds):
             why = "the folder cannot be read as it is" if trouble else "the model does not verify"
             status, reason = "degraded", f"{why}; see /tasks"
-        if not self.batcher.alive:
-            status, reason = "failing", "pictures are not classified any more; start the server again"
+        stuck = self.batcher.stuck
+        if stuck or not self.batcher.alive:
+            why = stuck or "pictures are not classified any more"
+            status, reason = "failing", f"{why}; start the server again"
         body = words.Health(status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting)
         return JSONResponse(body.model_dump(), 503 if status == "failing" else 200)
 
@@ -148,6 +161,7 @@ class Server:
             "verified": ("1 if the model verifies, 0 if not, NaN while it is not known.", verified),
             "readable": ("1 if the folder can be read as it is now.", self.catalog.trouble is None),
             "model_changes_total": ("How often the folder had changed.", self.catalog.changes),
+            "decoders_killed_total": ("Processes ended over a picture.", self.batcher.decoders.killed),
             "networks_ready": ("Tasks' own networks that are kept ready.", len(networks)),
             "networks_bytes": ("Bytes of these.", networks.bytes),
             "networks_cut_total": ("How often a task's network was cut from the growing one.", networks.cuts),
@@ -156,14 +170,17 @@ class Server:
 
     async def home(self) -> HTMLResponse:
         """The page."""
-        return HTMLResponse(self.page, headers=GUARD)
+        return HTMLResponse(self.page, headers=self.guard)
 
     # Limits ----------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
+    def _check_room(self) -> None:
         if self.waiting >= self.settings.queue:
             raise _full(f"{self.waiting} requests are waiting, and no more may")
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        self._check_room()
         self.waiting += 1
         try:
             yield
@@ -207,6 +224,16 @@ class Server:
         if self.held > self.settings.uploads:
             return _full("pictures that wait take all the room there is")
         return None
+
+
+def _guard(page: str) -> str:
+    """The page's policy."""
+    kinds = {kind: re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL) for kind in ("style", "script")}
+    digests = {
+        kind: " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+        for kind, texts in kinds.items()
+    }
+    return GUARD.format(**digests)
 
 
 async def _parts(request: Request) -> AsyncIterator[bytes]:

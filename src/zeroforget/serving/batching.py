@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zeroforget.serving.catalog import Networks, Snapshot
+from zeroforget.serving.decoding import Decoders, Stopped
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import TaskFacts, Unreadable
@@ -49,40 +51,71 @@ class Question:
 
 
 class Batcher:
-    """Decodes pictures in a few threads and classifies them in one."""
+    """Has pictures decoded in a few processes and classifies them in one thread."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
         self.networks = Networks(settings.memory)
         self._waiting: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-        self._decoders = ThreadPoolExecutor(settings.decoders, "zeroforget-decode")
+        self.decoders = Decoders(settings.decoders, settings.decode_seconds, settings.pixels)
+        self._hands = ThreadPoolExecutor(settings.decoders, "zeroforget-decode")
+        """Threads that hand pictures to the processes which decode them."""
+        self._open: set[Question] = set()
+        self._began: float | None = None
+        """When the batch that is computed now was begun."""
         self._worker = threading.Thread(target=self._work, name="zeroforget-classify", daemon=True)
 
     def start(self) -> None:
         """Begin to work."""
+        self.decoders.start()
         self._worker.start()
 
     def stop(self) -> None:
-        """Finish what was asked, then stop."""
-        self._decoders.shutdown()
+        """Finish what was asked, then stop; what is not finished in time is given up."""
+        end = time.monotonic() + self.settings.stop_seconds
+        while self._open and self.alive and time.monotonic() < end:
+            time.sleep(0.01)
+        self.decoders.stop()
+        self._hands.shutdown(cancel_futures=True)
         self._waiting.put(None)
-        self._worker.join(30)
+        if self.alive:
+            self._worker.join(max(1.0, end - time.monotonic()))
+        left = [question for question in list(self._open) if question.result is None]
+        for question in left:
+            question.result = Stopped("was not classified: the server stops")
+        _deliver(left)
 
     @property
     def alive(self) -> bool:
         """Whether questions are answered."""
         return self._worker.is_alive()
 
+    @property
+    def stuck(self) -> str | None:
+        """What does not come to an end, if something does not."""
+        began = self._began
+        if began is not None and time.monotonic() - began > self.settings.answer_seconds:
+            return "a batch of pictures is computed without end"
+        return "a picture is decoded without end" if self.decoders.stuck else None
+
     async def ask(self, snapshot: Snapshot, task: TaskFacts | None, content: bytes) -> Answer:
         """Classify one picture's file; Unreadable if it is none."""
         loop = asyncio.get_running_loop()
         question = Question(snapshot, task, loop, loop.create_future())
-        self._decoders.submit(self._decode, question, content)
-        return await question.future
+        self._open.add(question)
+        try:
+            try:
+                self._hands.submit(self._decode, question, content)
+            except RuntimeError as error:  # no thread takes it any more
+                raise Stopped("was not decoded: the server stops") from error
+            return await question.future
+        finally:
+            self._open.discard(question)
 
     def _decode(self, question: Question, content: bytes) -> None:
         try:
-            question.image = question.snapshot.prepare(content, self.settings.pixels)
+            shape = question.snapshot.chain.model.backbone.shape
+            question.image = self.decoders.decode(content, shape, self.settings.pixels)
         except Unreadable as error:
             question.result = error
         except Exception as error:  # whatever a picture makes its decoder do, it is the picture's fault
@@ -98,7 +131,9 @@ class Batcher:
     def _work(self) -> None:
         while batch := self._next():
             self.metrics.batch(len(batch))
+            self._began = time.monotonic()
             self._answer(batch)
+            self._began = None
             _deliver(batch)
             del batch  # so that the last pictures of a busy hour, and their model, are not held through the night
 

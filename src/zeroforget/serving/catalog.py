@@ -17,7 +17,6 @@ from zeroforget.store import Report, TaskFacts
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
-from zeroforget.store.images import decode
 from zeroforget.store.network import preparation
 from zeroforget.store.verify import verify
 
@@ -45,10 +44,6 @@ class Snapshot:
     def tasks(self) -> tuple[TaskFacts, ...]:
         """In the order they were learned."""
         return self.chain.tasks
-
-    def prepare(self, content: bytes, most: int) -> Tensor:
-        """A picture's file as the bytes that the network takes."""
-        return decode(content, self.chain.model.backbone.shape, most)
 
 
 def take(folder: Folder) -> Snapshot:

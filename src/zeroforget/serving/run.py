@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import logging
+import math
+import signal
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from zeroforget.serving.app import Server
+from zeroforget.serving.guard import guarded
 from zeroforget.serving.settings import Settings
 
 
@@ -53,15 +60,55 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: Settings | None = None,
+    tls: tuple[Path, Path] | None = None,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve the model in a folder until SIGINT or SIGTERM. `ready` is told the address; port 0 takes a free one."""
+    """Serve the model in a folder until SIGINT or SIGTERM. `ready` is told the address; port 0 takes a free one.
+
+    `tls`: files of a certificate (with those that vouch for it) and its key.
+    """
+    settings = settings or Settings()
     server = Server(path, settings)
-    sock = bound(host, port)
+    sockets = [bound(host, port)]
+    if settings.own_port is not None:
+        sockets.append(bound(host, settings.own_port))
     logging.getLogger("zeroforget.serving").setLevel(logging.INFO)
     shown = f"[{host}]" if ":" in host else host
-    config = uvicorn.Config(server.app, log_level="warning", timeout_graceful_shutdown=30, server_header=False)
-    with sock:
-        sock.listen(2048)  # whoever comes from now on is answered
-        ready(f"http://{shown}:{sock.getsockname()[1]}/")
-        uvicorn.Server(config).run(sockets=[sock])
+    config = configured(server, tls)
+    with contextlib.ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)
+            sock.listen(2048)  # whoever comes from now on is answered
+        ready(f"http{'s' if tls else ''}://{shown}:{sockets[0].getsockname()[1]}/")
+        running = uvicorn.Server(config)
+        _bound_the_end(running, settings.stop_seconds)
+        running.run(sockets=sockets)
+
+
+def _bound_the_end(running: uvicorn.Server, seconds: float) -> None:
+    """A server that was told to stop is ended by the system, should anything keep it from stopping by itself."""
+    usual = running.handle_exit
+
+    def told(sig: int, frame: FrameType | None) -> None:
+        if hasattr(signal, "alarm"):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(math.ceil(seconds) + 15)
+        usual(sig, frame)
+
+    running.handle_exit = told  # type: ignore[method-assign]
+
+
+def configured(server: Server, tls: tuple[Path, Path] | None = None) -> uvicorn.Config:
+    """How uvicorn runs a server, within its limits."""
+    files: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
+    config = uvicorn.Config(
+        server.app, log_level="warning", timeout_graceful_shutdown=math.ceil(server.settings.stop_seconds),
+        server_header=False, ws="none", http=guarded(server.settings), lifespan="on", **files,
+    )  # fmt: skip
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        if tls is None:
+            raise
+        raise ValueError(f"{tls[0]} and {tls[1]} are no certificate and its key that can be used ({error})") from error
+    return config
