@@ -367,3 +367,17 @@ def test_results_of_a_run_are_plain_json(tmp_path: Path) -> None:
     assert values["method"] == "finetuning"
     assert values["tasks"] == [{"name": "digits-0", "classes": 2}, {"name": "digits-2", "classes": 2}]
     assert values["environment"]["command"]
+
+
+def test_a_file_from_elsewhere_that_names_code_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zeroforget.experiments.experiment import foreign_code
+
+    (tmp_path / "here").mkdir()
+    file = tmp_path / "e.toml"
+    file.write_text('scenario = "evil.code:run"\n[methods."mine:Method"]\n[network]\nname = "lenet"\n')
+    monkeypatch.chdir(tmp_path / "here")
+    assert foreign_code(file) == ["evil.code:run", "mine:Method"]
+    told = CliRunner().invoke(app, ["run", str(file)])
+    assert "names code, which is run: evil.code:run, mine:Method" in told.output
+    monkeypatch.chdir(tmp_path)
+    assert foreign_code(file) == []

@@ -319,3 +319,15 @@ def test_archives_put_there_by_hand_are_verified_unpacked_and_kept(tmp_path: Pat
     download(entry, tmp_path)
     assert (folder / "train" / "n01440764" / "n01440764_1").read_bytes() == b"fish"
     assert (folder / "train.tar").exists()
+
+
+def test_plain_http_needs_a_checksum_or_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloading, "ATTEMPTS", 1)
+    monkeypatch.setattr(downloading, "PAUSE_S", 0.0)
+    url = "http://nosuch.invalid/a.zip"
+    with pytest.raises(DataError, match=r"over plain http, and no checksum of it is known.*--insecure"):
+        fetch([url], tmp_path / "a.zip", None)
+    assert not list(tmp_path.iterdir())
+    for checksum, insecure in (("sha256:0", False), (None, True)):
+        with pytest.raises(DataError, match=r"cannot download a\.zip"):  # it was tried
+            fetch([url], tmp_path / "a.zip", checksum, insecure=insecure)

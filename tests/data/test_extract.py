@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import random
 import stat
 import tarfile
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from zeroforget.data import extract
 from zeroforget.data.collection import DataError
 from zeroforget.data.extract import unpack, unpack_nested
 
@@ -134,3 +136,54 @@ def test_what_is_there_already_is_kept(tmp_path: Path) -> None:
     unpack(path, target)
     found = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
     assert found == ["a/mine", "a/new", "b/new"]
+
+
+def test_a_small_archive_does_not_become_a_large_folder(tmp_path: Path) -> None:
+    """A sparse tar of ten kilobytes, and a zip whose members share their bytes."""
+    sparse = plain("big")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**28)}
+    with tarfile.open(tmp_path / "sparse.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        body = b"1\n268435455\n1\n".ljust(512, b"\0") + b"x"
+        sparse.size = len(body)
+        archive.addfile(sparse, io.BytesIO(body))
+    assert (tmp_path / "sparse.tar").stat().st_size < 20_000
+    with zipfile.ZipFile(tmp_path / "zeros.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for place in range(80):
+            file.writestr(f"{place}", bytes(2**20))
+    for name in ("sparse.tar", "zeros.zip"):
+        with pytest.raises(DataError, match="is refused: it unpacks to more than"):
+            unpack(tmp_path / name, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".unpacking-*"))
+
+
+def test_archives_have_a_limit_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "MOST_FILES", 3)
+    tar(tmp_path / "a.tar", *((plain(f"{place}"), b"") for place in range(4)))
+    with pytest.raises(DataError, match="holds more than 3 files"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+def test_what_a_decoder_says_is_told_as_ours(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as archive:
+        member = plain("a")
+        member.size = 100_000
+        archive.addfile(member, io.BytesIO(random.Random(0).randbytes(100_000)))
+    content = bytearray((tmp_path / "a.tar.xz").read_bytes())
+    content[len(content) // 2] ^= 255
+    (tmp_path / "a.tar.xz").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as file:
+        file.writestr("a", b"secret")
+    content = bytearray((tmp_path / "locked.zip").read_bytes())
+    content[6] |= 1
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(content)
+    strange = bytearray(content)
+    strange[6] &= 254
+    strange[strange.index(b"PK\x01\x02") + 8] &= 254
+    strange[8] = strange[strange.index(b"PK\x01\x02") + 10] = 99
+    (tmp_path / "strange.zip").write_bytes(strange)
+    for name in ("a.tar.xz", "locked.zip", "strange.zip"):
+        with pytest.raises(DataError, match="cannot be unpacked"):
+            unpack(tmp_path / name, tmp_path / "out")
+        assert not (tmp_path / "out").exists()

@@ -86,6 +86,7 @@ def data(
     download: bool = typer.Option(False, "--download", help="Fetch, verify and unpack it (what is there is kept)."),
     prepare: bool = typer.Option(False, "--prepare", help="Read it now and decode its images into the cache."),
     keep: bool = typer.Option(False, "--keep", help="Keep the archives after unpacking them."),
+    insecure: bool = typer.Option(False, "--insecure", help="Also over plain http where no checksum is known."),
     data_root: DataRoot = None,
 ) -> None:
     """Say where a data set comes from and whether it is on this disk; download and prepare it."""
@@ -98,7 +99,7 @@ def data(
         return
     entry = source(name)
     if download:
-        _download(entry, data_root, keep)
+        _download(entry, data_root, keep, insecure)
     if prepare:
         _prepare(entry, data_root)
     if not download and not prepare:
@@ -141,7 +142,7 @@ def _status(entry: Source, data_root: Path | None) -> None:
         say(f"not on this disk: {place} lacks {', '.join(lacking(entry, place))}\n{remedy(entry)}")
 
 
-def _download(entry: Source, data_root: Path | None, keep: bool) -> None:
+def _download(entry: Source, data_root: Path | None, keep: bool, insecure: bool) -> None:
     from zeroforget.data.download import download
     from zeroforget.data.loading import find
     from zeroforget.data.places import data_roots
@@ -149,7 +150,7 @@ def _download(entry: Source, data_root: Path | None, keep: bool) -> None:
     folder = find(entry, data_root)
     if folder is None:
         with progress_bars() as progress:
-            download(entry, data_roots(data_root)[0], progress, keep)
+            download(entry, data_roots(data_root)[0], progress, keep, insecure)
         folder = find(entry, data_root)
     say(f"{entry.name}: ready in {folder}" if entry.needs else f"{entry.name} comes with the package: ready")
 

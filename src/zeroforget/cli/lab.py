@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from zeroforget.cli.app import LAB, app, as_path, console, errors
-from zeroforget.cli.printing import put, say
+from zeroforget.cli.printing import complain, put, say
 
 if TYPE_CHECKING:
     from zeroforget.experiments.display import Lines
@@ -39,10 +39,13 @@ def run_command(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")] = False,
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
-    from zeroforget.experiments.experiment import Experiment
+    from zeroforget.experiments.experiment import Experiment, foreign_code
     from zeroforget.experiments.runner import Failed, run
     from zeroforget.experiments.watch import Several, TensorBoard
 
+    if named := foreign_code(file):
+        text = f"{file} lies outside of this folder and names code, which is run: {', '.join(named)}"
+        complain("[bold yellow]note:[/]", text)
     experiment = Experiment.load(
         file,
         changes=changes or (),

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,12 @@ BLOCK = 1 << 18
 BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
-def download(entry: Source, root: Path, progress: Progress | None = None, keep: bool = False) -> Path:
+def download(
+    entry: Source, root: Path, progress: Progress | None = None, keep: bool = False, insecure: bool = False
+) -> Path:
     """Bring a data set under `root` and return its folder. Archives already there are used, and never deleted; those
-    fetched are deleted once unpacked unless `keep`. What an earlier call finished is not done again."""
+    fetched are deleted once unpacked unless `keep`. `insecure`: also over plain http if no checksum is known. What an
+    earlier call finished is not done again."""
     folder = root / entry.folders[0].partition("/")[0]
     folder.mkdir(parents=True, exist_ok=True)
     with locked_if_possible(root / f".{entry.name}.lock") as alone:
@@ -36,17 +40,19 @@ def download(entry: Source, root: Path, progress: Progress | None = None, keep: 
                 shutil.rmtree(left, ignore_errors=True)
         for archive in entry.archives:
             if not (folder / archive.gives).exists():
-                _obtain(entry, archive, folder, progress, keep)
+                _obtain(entry, archive, folder, progress, keep, insecure)
     return folder
 
 
-def _obtain(entry: Source, archive: Archive, folder: Path, progress: Progress | None, keep: bool) -> None:
+def _obtain(
+    entry: Source, archive: Archive, folder: Path, progress: Progress | None, keep: bool, insecure: bool
+) -> None:
     path = folder / archive.file
     fetched = not path.exists()
     if fetched:
         if not archive.url:
             raise DataError(f"{path} is missing; {entry.by_hand}, put the file there and call this again")
-        fetch([archive.url, *filter(None, [archive.mirror])], path, archive.checksum, progress)
+        fetch([archive.url, *filter(None, [archive.mirror])], path, archive.checksum, progress, insecure)
     elif archive.checksum:
         verify(path, archive.checksum, progress)
     if archive.unpack:
@@ -67,8 +73,25 @@ def _unpacked(archive: Archive, path: Path, folder: Path, progress: Progress | N
         )
 
 
-def fetch(urls: Sequence[str], path: Path, checksum: str | None, progress: Progress | None = None) -> None:
-    """Download to a file from the first address that answers; the file appears only when it is whole and verified."""
+def fetch(
+    urls: Sequence[str],
+    path: Path,
+    checksum: str | None,
+    progress: Progress | None = None,
+    insecure: bool = False,
+) -> None:
+    """Download to a file from the first address that answers; the file appears only when it is whole and verified.
+
+    Over plain http anybody on the way may put another file in its place: that needs a checksum, or `insecure`.
+    """
+    if not checksum and not insecure:
+        plain = [url for url in urls if not _is_safe(url)]
+        urls = [url for url in urls if _is_safe(url)]
+        if not urls:
+            raise DataError(
+                f"{path.name} comes from {plain[0]} over plain http, and no checksum of it is known: anybody on the "
+                f"way could put another in its place. Put {path} there yourself, or take it as it comes with --insecure"
+            )
     part = path.with_name(path.name + ".part")
     reasons = []
     for url in urls:
@@ -88,6 +111,12 @@ def fetch(urls: Sequence[str], path: Path, checksum: str | None, progress: Progr
     finally:
         _tag(part).unlink(missing_ok=True)
     replace(part, path)
+
+
+def _is_safe(url: str) -> bool:
+    """Whether nobody on the way can change what comes: over https, from a file, or from this very machine."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme != "http" or parts.hostname in {"127.0.0.1", "localhost", "::1"}
 
 
 def _persist(url: str, part: Path, progress: Progress | None) -> None:

@@ -4,6 +4,7 @@ appear in their place only when all of them are there."""
 from __future__ import annotations
 
 import errno
+import lzma
 import shutil
 import tarfile
 import tempfile
@@ -11,11 +12,19 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
-from typing import Self
+from typing import IO, Self
 
 from zeroforget.data.collection import DataError, Progress
 
 EVERY = 500
+_BLOCK = 2**20
+MOST_BYTES = 2**40
+"""What an archive may unpack to; ImageNet is 150 GB."""
+MOST_FILES = 20_000_000
+MOST_RATIO = 200
+"""How many times its own size an archive may unpack to; pictures hardly shrink, and plain numbers ten times."""
+ALWAYS = 2**26
+"""So many bytes are few, whatever they come from."""
 
 
 def unpack(archive: Path, target: Path, progress: Progress | None = None) -> None:
@@ -50,16 +59,45 @@ def unpack_nested(archive: Path, target: Path, progress: Progress | None = None)
         shutil.rmtree(aside, ignore_errors=True)
 
 
+class _Room:
+    """What an archive may still unpack to. Sparse files, and files that are there again and again, cost it nothing to
+    hold and a disk to unpack."""
+
+    def __init__(self, archive: Path) -> None:
+        self.archive, self.bytes, self.files = archive, 0, 0
+        self.most = min(MOST_BYTES, max(ALWAYS, MOST_RATIO * archive.stat().st_size))
+
+    def file(self) -> None:
+        """Count one file or folder."""
+        self.files += 1
+        if self.files > MOST_FILES:
+            raise DataError(f"{self.archive} is refused: it holds more than {MOST_FILES:,} files")
+
+    def copy(self, source: IO[bytes], target: IO[bytes]) -> None:
+        """Write a file, as far as there is room."""
+        while block := source.read(_BLOCK):
+            self.bytes += len(block)
+            if self.bytes > self.most:
+                raise DataError(
+                    f"{self.archive} is refused: it unpacks to more than {self.most:,} bytes, too many for its size"
+                )
+            target.write(block)
+
+
 def _contents(archive: Path, into: Path, progress: Progress | None) -> None:
     try:
         if zipfile.is_zipfile(archive):
             _from_zip(archive, into, progress)
         else:
             _from_tar(archive, into, progress)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         remedy = "make room and call this again" if full else "delete it and download it again"
         raise DataError(f"{archive} cannot be unpacked: {error}; {remedy}") from error
+    except (RuntimeError, NotImplementedError, ValueError, OverflowError) as error:  # locked, or packed in another way
+        raise DataError(f"{archive} cannot be unpacked: {error}; unpack it by hand") from error
 
 
 def safe_name(name: str, archive: Path) -> PurePosixPath:
@@ -85,10 +123,11 @@ class _Whole(tarfile.TarInfo):
 
 
 def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
-    size = archive.stat().st_size
+    size, room = archive.stat().st_size, _Room(archive)
     with tarfile.open(archive, tarinfo=_Whole) as tar:
         for count, member in enumerate(tar):
             place = into / safe_name(member.name, archive)
+            room.file()
             if member.isdir():
                 place.mkdir(parents=True, exist_ok=True)
             elif member.isreg():
@@ -97,7 +136,7 @@ def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
                     raise DataError(f"{archive}: member '{member.name}' cannot be read")
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with source, place.open("wb") as file:
-                    shutil.copyfileobj(source, file)
+                    room.copy(source, file)
             else:
                 raise DataError(f"{archive} is refused: its member '{member.name}' is a link or a device, not a file")
             if progress and count % EVERY == 0:
@@ -106,9 +145,10 @@ def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
 
 def _from_zip(archive: Path, into: Path, progress: Progress | None) -> None:
     with zipfile.ZipFile(archive) as file:
-        members = file.infolist()
+        members, room = file.infolist(), _Room(archive)
         for count, member in enumerate(members):
             place = into / safe_name(member.filename, archive)
+            room.file()
             kind = member.external_attr >> 28  # of a Unix mode: 8 a file, 4 a folder, 10 a link
             if kind not in (0, 4, 8):
                 raise DataError(
@@ -119,7 +159,7 @@ def _from_zip(archive: Path, into: Path, progress: Progress | None) -> None:
                 continue
             place.parent.mkdir(parents=True, exist_ok=True)
             with file.open(member) as source, place.open("wb") as target:
-                shutil.copyfileobj(source, target)
+                room.copy(source, target)
             if progress and count % EVERY == 0:
                 progress(f"unpacking {archive.name}", count, len(members))
 

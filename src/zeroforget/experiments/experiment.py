@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -338,3 +338,20 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+
+
+def foreign_code(path: Path) -> list[str]:
+    """Code that an experiment's file names as `package.module:name`, where the file lies outside of the current folder:
+    whoever runs it should know, since a file from elsewhere then runs code. Nothing is imported."""
+    if path.resolve().is_relative_to(Path.cwd()) or not path.is_file():
+        return []
+
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from (text for pair in value.items() for one in pair for text in texts(one))
+        elif isinstance(value, list):
+            yield from (text for one in value for text in texts(one))
+
+    return sorted({text for text in texts(_read(path)) if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text)})
