@@ -182,7 +182,7 @@ def test_many_odd_models(newest_only: Path, seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(1, 3))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_many_odd_updates(newest_only: Path, trained: Path, tmp_path: Path, seed: int) -> None:
     open_model(trained).ship(tmp_path / "u.zfu", since="low")
     fuzz_updates(newest_only, tmp_path / "u.zfu", 2000, seed)

@@ -409,6 +409,9 @@ def ship_command(
     ],
     since: Annotated[str | None, typer.Option(help="The newest task that the receiver has.")] = None,
     every: Annotated[bool, typer.Option("--all", help="The whole model.")] = False,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Sign it with this private key.", parser=as_path)
+    ] = None,
 ) -> None:
     """Write what was born since a task to one file, for models that end with that task."""
     from zeroforget.store import open_model
@@ -416,7 +419,7 @@ def ship_command(
     if (since is None) is not every:
         raise ValueError("name the newest task that the receiver has with --since, or ask for --all")
     opened = open_model(model)
-    tasks = opened.ship(output, since)
+    tasks = opened.ship(output, since, key=sign)
     size, whole = output.stat().st_size, opened.bytes
     names = ", ".join(f"'{task.name}'" for task in tasks)
     say(f"wrote {output}: {names}, {size:,} bytes, {100 * size / whole:.1f} % of the model")
@@ -426,13 +429,27 @@ def ship_command(
 def receive_command(
     model: ModelPath,
     update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.", parser=as_path)],
+    head: Annotated[
+        str | None, typer.Option("--is", metavar="HASH", help="The hash that the model must have then.")
+    ] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY.pub", help="It must be signed by this key, which is trusted from then on.", parser=as_path
+        ),
+    ] = None,
+    older: Annotated[bool, typer.Option("--older", help="Take one signed before the newest received.")] = False,
     wait: Wait = True,
 ) -> None:
     """Add the tasks of an update to the model that it was made for; one of 'ship --all' makes a model anew."""
     from zeroforget.store import Watch, open_model
+    from zeroforget.store.trust import public_key
+    from zeroforget.store.update import Terms
 
+    check_digits(head)
     opened = open_model(model)
-    new = opened.receive(update, watch=Watch(say=say, wait=None if wait else 0.0))
+    terms = Terms(head, None if trust is None else public_key(str(trust)), older)
+    new = opened.receive(update, watch=Watch(say=say, wait=None if wait else 0.0), terms=terms)
     names = ", ".join(f"'{task.name}'" for task in new)
     say(
         f"received {names}; the model is {opened.head[:16]}" if new else f"nothing new; the model is {opened.head[:16]}"

@@ -14,9 +14,9 @@ class Unconfirmed(OSError):
     """A file or folder has its name, but the disk did not confirm that it will keep it."""
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a new file and make it last. An existing one is never touched."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         view = memoryview(content)
         while view:

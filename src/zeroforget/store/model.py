@@ -27,7 +27,8 @@ from zeroforget.store.names import kept_name
 from zeroforget.store.network import preparation
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.schema import Backbone, TaskFacts
-from zeroforget.store.update import receive, ship
+from zeroforget.store.trust import read_trust, write_trust
+from zeroforget.store.update import Terms, receive, ship
 from zeroforget.store.verify import Report, verify
 from zeroforget.store.writing import locked, told
 
@@ -320,13 +321,23 @@ class Model:
         `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2."""
         return export(self, as_path(out), task, form)
 
-    def ship(self, out: str | os.PathLike[str], since: str | int | None = None) -> tuple[TaskFacts, ...]:
-        """Write what was born after a task (without one: the whole model) to one file."""
-        return self._reading(lambda state: ship(state.folder, as_path(out), since))
+    def ship(
+        self,
+        out: str | os.PathLike[str],
+        since: str | int | None = None,
+        *,
+        key: str | os.PathLike[str] | None = None,
+    ) -> tuple[TaskFacts, ...]:
+        """Write what was born after a task (without one: the whole model) to one file, signed with a private key's
+        file if one is given."""
+        own = None if key is None else as_path(key)
+        return self._reading(lambda state: ship(state.folder, as_path(out), since, own))
 
-    def receive(self, update: str | os.PathLike[str], *, watch: Watch | None = None) -> tuple[TaskFacts, ...]:
+    def receive(
+        self, update: str | os.PathLike[str], *, watch: Watch | None = None, terms: Terms | None = None
+    ) -> tuple[TaskFacts, ...]:
         """Add the tasks of an update; those that were new."""
-        new = receive(self.folder, as_path(update), watch or Watch())
+        new = receive(self.folder, as_path(update), watch or Watch(), terms)
         self.refresh()
         return new
 
@@ -361,7 +372,11 @@ def undo(folder: Folder, watch: Watch, task: str | None = None, meant: Ending | 
             raise ModelError(_changed(newest, another=meant.folder == now.folder))
         if task is not None and newest is not None and kept_name(task) != newest:
             raise ModelError(f"the newest task is '{newest}', not '{task}', and tasks are taken back newest first")
-        return folder.undo()
+        name = folder.undo()
+        with contextlib.suppress(Damaged):
+            if (trust := read_trust(folder)).head:  # who takes a task back means it: that is no other's work
+                write_trust(folder, replace(trust, head=folder.read().head))
+        return name
 
 
 def _changed(newest: str | None, *, another: bool) -> str:

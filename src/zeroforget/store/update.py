@@ -10,19 +10,23 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from zeroforget.files import atomic
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
+from zeroforget.files.paths import open_regular
 from zeroforget.store.errors import Damaged, ModelError, damage_told
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.options import Watch
 from zeroforget.store.schema import VERSION, ModelFacts, TaskFacts, read_bytes, unsealed
+from zeroforget.store.trust import Key, Signature, check_origin, read_signature, read_trust, received, sign, write_trust
 from zeroforget.store.verify import prove_chain
 from zeroforget.store.writing import changing, check_output, output
 
 MAGIC = b"zeroforget update\n"
+SIGNED = b"zeroforget signed update\n"
+"""How a signed one begins: then come a length, the signature, and the update as it would be without."""
 _FILES = (TASK, BORN, PROBE, SPREAD)
 
 
@@ -40,6 +44,7 @@ class Update:
     """Name and hash of each task it brings."""
     places: tuple[tuple[int, int, str], ...]
     """Where each file lies: offset, length, sha256."""
+    signature: Signature | None = None
 
     @property
     def head(self) -> str:
@@ -47,8 +52,9 @@ class Update:
         return self.tasks[-1][1]
 
 
-def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts, ...]:
-    """Write what was born after the task `since`, or the whole model; the tasks in it come back."""
+def ship(folder: Folder, out: Path, since: str | int | None, key: Path | None = None) -> tuple[TaskFacts, ...]:
+    """Write what was born after the task `since`, or the whole model; the tasks in it come back. `key`: a file of the
+    private key to sign it with."""
     chain = folder.read()
     check_output(out, folder.path, "update", is_update)
     after = 0 if since is None else chain.find(since).number
@@ -78,15 +84,20 @@ def ship(folder: Folder, out: Path, since: str | int | None) -> tuple[TaskFacts,
             "files": [{"bytes": len(content), "sha256": sha256(content)} for content in contents],
         }
     )
+    signature = [] if key is None else [SIGNED, *_sized(sealed(sign(header, key).to_json()))]
     with output(out) as aside:
-        atomic.write_new(aside, b"".join([MAGIC, len(header).to_bytes(8, "big"), header, *contents]))
+        atomic.write_new(aside, b"".join([*signature, MAGIC, *_sized(header), *contents]))
     return tasks
+
+
+def _sized(text: bytes) -> tuple[bytes, bytes]:
+    return len(text).to_bytes(8, "big"), text
 
 
 def is_update(path: Path) -> bool:
     """Whether a file begins as updates do."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(SIGNED)).startswith((MAGIC, SIGNED))
 
 
 def read_update(path: Path) -> Update:
@@ -95,17 +106,29 @@ def read_update(path: Path) -> Update:
         raise ModelError(f"{path} is no regular file; save the update to one first")
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            magic, length = file.read(len(MAGIC)), int.from_bytes(file.read(8), "big")
-            header = file.read(length) if magic == MAGIC and length <= MOST_BYTES else b""
+        with open_regular(path) as file:
+            signature = _after(file, SIGNED)
+            if not signature:
+                file.seek(0)
+            header = _after(file, MAGIC)
+            start = file.tell()
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror})") from error
+        raise ModelError(f"{path} cannot be read ({error.strerror or 'it is no regular file'})") from error
     if not header:
         raise ModelError(f"{path} is no update of a zeroforget model; 'zeroforget ship' makes one")
     try:
-        return _update(Fields(unsealed(header, path), path), len(MAGIC) + 8 + length, size)
+        made = _update(Fields(unsealed(header, path), path), start, size)
+        return replace(made, signature=read_signature(signature, header, path)) if signature else made
     except Damaged as error:
         raise ModelError(f"{error.found}. Fetch the update again; the model is as it was") from error
+
+
+def _after(file: BinaryIO, magic: bytes) -> bytes:
+    """The text that follows a first line, by its length; nothing if the line is another."""
+    if file.read(len(magic)) != magic:
+        return b""
+    length = int.from_bytes(file.read(8), "big")
+    return file.read(length) if length <= MOST_BYTES else b""
 
 
 @damage_told()
@@ -136,9 +159,26 @@ def _update(fields: Fields, offset: int, size: int) -> Update:
     return made
 
 
-def receive(folder: Folder, path: Path, watch: Watch) -> tuple[TaskFacts, ...]:
+@dataclass(frozen=True)
+class Terms:
+    """On which terms an update is received."""
+
+    head: str | None = None
+    """The hash that the model must have then, or its first digits."""
+    trust: Key | None = None
+    """A key that must have signed it, and that the model trusts from then on."""
+    older: bool = False
+    """Also take one that was signed before the newest that was received."""
+
+
+def receive(folder: Folder, path: Path, watch: Watch, terms: Terms | None = None) -> tuple[TaskFacts, ...]:
     """Add an update's tasks to the model that it fits; those that were new come back."""
-    update = read_update(path)
+    update, terms = read_update(path), terms or Terms()
+    if terms.head is not None and not update.head.startswith(terms.head.lower()):
+        raise ModelError(f"{path} leads to the model {update.head[:16]}, not {terms.head}; nothing was changed")
+    if terms.trust is not None and (update.signature is None or update.signature.key.key != terms.trust.key):
+        whose = "it is not signed" if update.signature is None else f"it is signed by {update.signature.key.short}"
+        raise ModelError(f"{path} is not of {terms.trust.short}: {whose}; nothing was changed")
     if not folder.exists() and not folder.entries() and not update.whole:
         folder.check_place()
         raise ModelError(
@@ -146,10 +186,10 @@ def receive(folder: Folder, path: Path, watch: Watch) -> tuple[TaskFacts, ...]:
             "Receive one first that 'zeroforget ship --all' wrote"
         )
     with changing(folder, watch):
-        return _receive(folder, path, update)
+        return _receive(folder, path, update, terms, watch)
 
 
-def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...]:
+def _receive(folder: Folder, path: Path, update: Update, terms: Terms, watch: Watch) -> tuple[TaskFacts, ...]:
     contents, text = _Contents(path, update), b""
     if folder.exists() or folder.entries():
         chain = folder.read()
@@ -160,6 +200,12 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         chain, skip = Chain(facts, sha256(text), ()), 0
         if chain.root != update.root:
             raise ModelError(f"{path} does not hold the model that it names; fetch it again")
+    trust = read_trust(folder)
+    if terms.trust is not None and trust.find(terms.trust.key) is None:
+        if trust.keys:
+            raise ModelError(f"{folder.path} trusts other keys; 'zeroforget key trust' adds one. Nothing was changed")
+        trust = replace(trust, keys=(terms.trust,))
+    watch.say(check_origin(trust, update.signature, chain, update.head, path, older=terms.older))
     more: list[tuple[TaskFacts, Path]] = []
     for number, told in list(enumerate(update.tasks))[skip:]:
         aside = folder.aside(f"received-{number}")
@@ -176,6 +222,9 @@ def _receive(folder: Folder, path: Path, update: Update) -> tuple[TaskFacts, ...
         folder.create(text)
     for task, aside in more:  # every step leaves a whole model; if stopped between, receiving again goes on
         folder.commit(aside, task.folder)
+    if trust.keys and (more or trust != read_trust(folder)):
+        head = more[-1][0].hash if more else chain.head
+        write_trust(folder, received(trust, update.signature, head))
     return tuple(task for task, _ in more)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import TaskFacts
+from zeroforget.store.trust import Trust, read_trust
 from zeroforget.training import logits
 
 
@@ -72,6 +73,7 @@ class Report:
 MOST_PROBES = 64
 FILES = "the files are those that were written"
 NETWORK = "the networks assembled from them answer as they did"
+STATE = "the newest signed state is part of it"
 ACCURACY = "no task's accuracy can have changed"
 
 
@@ -89,7 +91,21 @@ def _verify(folder: Folder, data: Mapping[str, Path]) -> Report:
         chain = folder.read()
     except Damaged as error:
         return _broken([str(error)])
-    return prove_chain(folder, chain, [folder.task(task) for task in chain.tasks], data)
+    report = prove_chain(folder, chain, [folder.task(task) for task in chain.tasks], data)
+    try:
+        return _not_rolled_back(read_trust(folder), chain, report)
+    except Damaged as error:
+        return _broken([str(error)])
+
+
+def _not_rolled_back(trust: Trust, chain: Chain, report: Report) -> Report:
+    """A model that takes signed updates must still have the state that the newest led to."""
+    if not trust.head:
+        return report
+    held = trust.head in (chain.root, *(task.hash for task in chain.tasks))
+    back = f"the model was at {trust.head[:16]}, signed on {trust.signed[:10]}, and is an earlier or another one now"
+    proof = Proof(STATE, held, f"{trust.head[:16]}, signed on {trust.signed[:10]}", () if held else (back,))
+    return replace(report, proofs=(*report.proofs, proof))
 
 
 def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapping[str, Path] | None = None) -> Report:

@@ -15,7 +15,7 @@ from zeroforget.store.errors import Locked, ModelError
 from zeroforget.store.folder import LOCK, MODEL, TRAINING, Folder
 from zeroforget.store.options import Watch
 
-_OWN = {MODEL, "tasks", TRAINING, LOCK}
+_OWN = {MODEL, "tasks", TRAINING, LOCK, "trust.json", "serving.json"}
 _OUTPUT_REASONS = {
     errno.ENOSPC: "the disk is full; make room, or write it elsewhere",
     errno.EDQUOT: "the disk is full; make room, or write it elsewhere",
