@@ -79,7 +79,7 @@ def test_a_narrow_copy_shows_what_the_whole_does(pattern: str, monkeypatch: pyte
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("kind", [OtherWhenWide, Leaking])
 def test_what_only_the_whole_network_shows_is_refused(kind: type[Wide]) -> None:
-    with pytest.raises(CannotGrow, match="change what old ones compute"):
+    with pytest.raises(CannotGrow, match=r"change what old ones compute|computes other things"):
         proven_axes(kind(), torch.randn(4, 6))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import chain, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,12 @@ class Axes:
     """Layers whose output cannot grow."""
     unfollowed: Mapping[str, str] = field(default_factory=dict)
     """Of those, the ones that would have to be kept by name, and why."""
+    calls: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    """All operators that ran, each with its module."""
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Parameters that no operator reads in eval mode."""
+    idle: tuple[str, ...] = field(default=(), compare=False)
+    """Parameters that get no gradient in the network as it was given."""
     silent: tuple[str, ...] = ()
     """Parameters whose features cannot be told, with no operator to blame; none of their dimensions grows."""
     recipe: Recipe = field(default_factory=Recipe, compare=False)
@@ -106,7 +113,9 @@ def find_axes(
     What cannot be followed is refused, or with `unknown="keep"` stays as it is. `care` says of module classes how they
     must be treated, and why; `held` names the buffers that keep their shape, if that cannot be told from their values.
     """
-    watcher, out, labels = _watch(net, _batch(example))
+    watcher, out, labels = watched(net, example)
+    if not isinstance(out, Tensor):
+        raise ValueError(f"the network must return one tensor of (batch, features); it returned {type(out).__name__}")
     if out.dim() != 2:
         raise ValueError(
             f"a feature extractor must return (batch, features); this one returned {tuple(out.shape)}. "
@@ -142,8 +151,12 @@ def fixed_buffers(net: nn.Module) -> list[str]:
         for path, module in net.named_modules(remove_duplicate=False)
         if not is_norm(module)
         for name, buffer in module._buffers.items()
-        if buffer is not None and buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
+        if buffer is not None and buffer.numel() > 1 and not _one_number(buffer)
     ]
+
+
+def _one_number(buffer: Tensor) -> bool:
+    return buffer.layout == torch.strided and not bool((buffer != buffer.flatten()[0]).any())
 
 
 def refuse(found: Axes) -> None:
@@ -158,7 +171,22 @@ def refuse(found: Axes) -> None:
         )
 
 
-def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, tuple[Term, ...]]:
+def watched(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, ...]]:
+    """A copy of the network is run under a watcher; its output comes back with its labels.
+
+    Raises:
+        CannotGrow: the network writes into its own parameters when it is asked.
+    """
+    found = _watch(net, _batch(example))
+    if names := found[0].rewritten:
+        raise CannotGrow(
+            f"the network writes into its own parameter '{names[0]}' while it answers, so old answers would change: "
+            "change a copy of it there (weight.clone()), or compute with what it would become"
+        )
+    return found
+
+
+def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, ...]]:
     """Without storage if the network lets us, which takes no time; else for real."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
@@ -260,6 +288,8 @@ class _Found:
             coupled=frozenset(name for axis, name in names.items() if axis.coupled),
             kept=tuple(kept),
             unfollowed=dict(self.unfollowed),
+            calls=tuple(watcher.calls),
+            unread=tuple(watcher.unread),
             silent=tuple(name for name in watcher.silent if _fixed(tensors[name]) and _owner(name) not in kept),
         )
 

@@ -293,11 +293,22 @@ def _group_norm(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[La
     "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
     "max_pool3d_with_indices adaptive_max_pool1d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
-    "_upsample_nearest_exact2d constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
-    "replication_pad1d replication_pad2d replication_pad3d pad"
+    "_upsample_nearest_exact2d lp_pool1d lp_pool2d _adaptive_avg_pool2d _adaptive_avg_pool3d fractional_max_pool2d"
 )
-def _spatial(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
-    """Channels stay; positions change their number, and a dimension that does cannot grow."""
+def _pooling(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """Channels stay. The places that are pooled are neighbours: no feature may come to lie among them."""
+    x = w.of(given["self"] if "self" in given else given["input"])
+    places = next(int(letter) for letter in w.calls[-1][0] if letter.isdigit())
+    w.still(*x[len(x) - places :])
+    return [(*x[: len(x) - places], *out.shape[len(x) - places :]) for out in outs]
+
+
+@rule(
+    "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d pad"
+)
+def _padding(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """Positions change their number, and a dimension that does cannot grow."""
     x = w.of(given["self"] if "self" in given else given["input"])
     w.still(*(term for out in outs for term, n in zip(x, out.shape, strict=True) if size(term) != n))
     return [tuple(n if size(term) != n else term for term, n in zip(x, out.shape, strict=True)) for out in outs]

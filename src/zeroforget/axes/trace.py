@@ -67,6 +67,12 @@ class Watcher(TorchDispatchMode):
         """Path of a layer → the labels of the features it writes."""
         self.layers: list[str] = []
         """Paths of the layers that write features, in the order they ran."""
+        self.calls: list[tuple[str, str]] = []
+        """All operators in the order they ran, each with the module it ran in."""
+        self.unread: list[str] = []
+        """Parameters that took no part in the answer."""
+        self.rewritten: list[str] = []
+        """Parameters that the network's own code writes into."""
         self.paths: list[str] = [""]
         self.seen: dict[str, dict[int, Term]] = {}
         """Module path → the labels of the tensors that its own code handled."""
@@ -78,6 +84,7 @@ class Watcher(TorchDispatchMode):
         self._producers: dict[int, str] = {}
         self._storages: dict[int, list[str]] = {}  # views of an output write to it too
         self._owners: dict[int, str] = {}
+        self._read: set[int] = set()
         self._fed: set[int] = set()  # what is computed from the input
         self._sources: dict[int, list[Tensor]] = {}  # what is computed from parameters alone, and which
         self.named: dict[str, Tensor] = {
@@ -163,14 +170,18 @@ class Watcher(TorchDispatchMode):
 
     @property
     def silent(self) -> list[str]:
-        """Parameters of several dimensions that no operator was seen to write features with, nor to meet any."""
+        """Parameters of several dimensions that no operator was seen to write features with, nor to meet any; or that
+        meet those of others with one dimension, while nothing tells what another is."""
         return [
             name
             for name, tensor in self.named.items()
             if isinstance(tensor, nn.Parameter) and sum(n > 1 for n in tensor.shape) > 1
-            if id(tensor) not in self._writing and id(tensor) not in self._used
-            if not is_norm(self._modules[self.owner(tensor)])
+            if id(tensor) not in self._used and not is_norm(self._modules[self.owner(tensor)])
+            if id(tensor) not in self._writing or (not self._writing[id(tensor)] and self._nobody_writes(tensor))
         ]
+
+    def _nobody_writes(self, tensor: Tensor) -> bool:
+        return any(not axis.writers for term in self.of(tensor) for axis in axes(term) if axis.size > 1)
 
     def normalizes(self, x: Tensor) -> None:
         """A normalization reads `x`."""
@@ -246,7 +257,11 @@ class Watcher(TorchDispatchMode):
         given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         given |= dict(zip(names, args, strict=False)) | (kwargs or {})
         operator = func._schema.name.removeprefix("aten::")
+        self.calls.append((operator, self.paths[-1]))
+        if operator.endswith("_") and args and isinstance(args[0], Tensor):
+            self._writes_into(args[0])
         for tensor in tensors(given.values()):
+            self._read.add(id(tensor))
             self._reads(tensor)
             if id(tensor) in self._producers:
                 by_parent = self.paths[-1].rpartition(".")[0] == self.paths[-2]
@@ -281,6 +296,16 @@ class Watcher(TorchDispatchMode):
                 self._give(tensor, tuple(tensor.shape))
         return out
 
+    def _writes_into(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()._cdata
+        for name, own in self.named.items():
+            if (
+                isinstance(own, nn.Parameter)
+                and own.layout == torch.strided
+                and own.untyped_storage()._cdata == storage
+            ):
+                self.rewritten.append(name)
+
     def _reads(self, tensor: Tensor) -> None:
         """Other code that reads a layer's parameter wants it as it is, with no normalization folded into it."""
         if self.is_parameter(tensor) and not is_layer(self._modules[self.paths[-1]]):
@@ -296,6 +321,25 @@ class Watcher(TorchDispatchMode):
         found: list[Tensor] = [s for t in ins for s in self._sources.get(id(t), [t]) if isinstance(s, nn.Parameter)]
         if found:
             self._sources |= {id(o): found for o in outs if not self.is_parameter(o)}
+
+    def find_unread(self) -> None:
+        """Note the parameters that no operator has read so far."""
+        own = [(n, t) for n, t in self.named.items() if isinstance(t, nn.Parameter) and t.numel()]
+        self.unread = [name for name, tensor in own if id(tensor) not in self._read]
+
+    def follow_training(self, net: nn.Module, example: Tensor) -> None:
+        """Run the network in training mode too: what it does there must fit the same features. Should it fail, that is
+        the last of the calls."""
+        calls = list(self.calls)
+        net.train()
+        try:
+            net(example)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError, AttributeError, AssertionError):
+            calls.append(("nothing in training mode", self.paths[-1]))
+            self.paths[1:] = []
+        finally:
+            net.eval()
+            self.calls = calls
 
     def feed(self, example: Tensor) -> None:
         """This is the network's input."""
@@ -326,6 +370,30 @@ def in_eval(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def unchanged(net: nn.Module) -> Iterator[None]:
+    """Whatever runs inside, in eval mode: the network's buffers, attributes and modes are afterwards what they were."""
+    held = [(module, dict(module._buffers)) for module in net.modules()]
+    kept = [t for m, named in held for t in (*named.values(), *vars(m).values()) if isinstance(t, Tensor)]
+    values = [(t, t.detach().clone()) for t in {id(t): t for t in kept if not t.is_meta}.values()]
+    try:
+        with in_eval(net), without_caches(net):
+            yield
+    finally:
+        for module, named in held:
+            module._buffers.clear()
+            module._buffers.update(named)
+        for tensor, value in values:
+            if tensor.shape != value.shape or not _same_bits(tensor, value):
+                tensor.data = value
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided:
+        return False
+    return torch.equal(a, b) or torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+@contextmanager
 def without_caches(net: nn.Module) -> Iterator[None]:
     """What modules remember of earlier inputs is put aside, and back again afterwards, as is all else they keep."""
     found = list(caches(net))
@@ -333,6 +401,7 @@ def without_caches(net: nn.Module) -> Iterator[None]:
     states = [vars(module) for module in net.modules()]
     plain = [(s, {name: v for name, v in s.items() if name not in MODULE_ATTRIBUTES}) for s in states]
     lists = [(v, list(v)) for _, values in plain for v in values.values() if isinstance(v, list)]
+    tables = [(v, dict(v)) for _, values in plain for v in values.values() if type(v) is dict]
     for cache in found:
         cache.clear()
     try:
@@ -344,6 +413,9 @@ def without_caches(net: nn.Module) -> Iterator[None]:
             state.update(values)
         for items, before in lists:
             items[:] = before
+        for table, entries in tables:
+            table.clear()
+            table.update(entries)
         for cache, content in zip(found, kept, strict=True):
             cache.clear()
             cache.update(content)
@@ -352,7 +424,7 @@ def without_caches(net: nn.Module) -> Iterator[None]:
                 cache.clear()
 
 
-def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, Labels]:
+def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, Labels]:
     """Run the network once in eval mode under a watcher; its output comes back with its labels."""
     watcher = Watcher(net)
     watcher.feed(example)
@@ -369,12 +441,14 @@ def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Tensor, Labels]:
     try:
         with without_caches(net), torch.inference_mode(), watcher:
             out = net(example)
+            labels = watcher.of(out) if isinstance(out, Tensor) else ()
+            watcher.find_unread()
+            if watcher.unread:  # of which training may tell more
+                watcher.follow_training(net, example)
     finally:
         for handle in handles:
             handle.remove()
-    if not isinstance(out, Tensor):
-        raise ValueError(f"the network must return one tensor of (batch, features); it returned {type(out).__name__}")
-    return watcher, out, watcher.of(out)
+    return watcher, out, labels
 
 
 def tensors(values: Iterable[Any]) -> Iterable[Tensor]:

@@ -175,7 +175,13 @@ class GrowthLimits:
     ) -> None:
         """Say so if a growth is above 0 and within the limit, and yet no axis gets one more feature."""
         wanted = growth if isinstance(growth, Mapping) else dict.fromkeys(after, growth)
-        if before == after and any(n > _ROUNDED and self.most(axis) != after[axis] for axis, n in wanted.items()):
+        if isinstance(growth, float) and 0 < growth < 1 and not after:
+            warnings.warn(
+                f"growth={growth!r} adds nothing, for nothing in this network can grow: the task learns its head and "
+                "its normalization alone",
+                stacklevel=5,
+            )
+        elif before == after and any(n > _ROUNDED and self.most(axis) != after[axis] for axis, n in wanted.items()):
             warnings.warn(
                 f"growth={growth!r} adds no feature to any axis, so the task learns its head and its normalization "
                 "alone: widths are rounded, and what is rounded off counts with the next growth. Pass a larger growth, "

@@ -64,7 +64,8 @@ class GrowingTensor(nn.Module):
         # What fresh values look like: spread and mean of the network as it was given, and how many inputs it had. In
         # the state, so that a network loaded from it grows as the one that was saved would.
         spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
-        facts = [float(spread), float(self.value.double().mean()), float(self._inputs())]
+        center = self.value.double().mean() if self.value.numel() else 0.0
+        facts = [float(spread), float(center), float(self._inputs())]
         self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
         self.leans = leans and self.mixes
         self.rank_births = nn.ModuleDict()
@@ -201,7 +202,7 @@ class GrowingTensor(nn.Module):
     # Values ----------------------------------------------------------------------------------------------------
 
     def _inputs(self) -> int:
-        return max(1, self.value.numel() // self.value.shape[self.out]) if self.mixes else 1
+        return max(1, self.value.numel() // max(1, self.value.shape[self.out])) if self.mixes else 1
 
     def _fill(self, value: Tensor) -> None:
         """Fresh values with the spread of the given network: weights around zero, other parameters around theirs."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zeroforget.axes.find import CannotGrow
+from zeroforget.axes.find import CannotGrow, watched
 from zeroforget.axes.plain_modules import plain_layout
-from zeroforget.axes.trace import in_eval
+from zeroforget.axes.trace import unchanged
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.grow import grow
 from zeroforget.proving.input_checks import check_given, taking, wavers
@@ -56,6 +56,7 @@ def adopt(
     if classes is not None and (isinstance(classes, str) or not isinstance(classes, Collection)):
         raise ValueError(f"classes lists the names of the classes, not {classes!r}")
     with taking(classifier, example):
+        watched(classifier, example)  # a copy: it tells whether the given one may be asked
         features, head = split_head(classifier, example)
     if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):
         raise ValueError(
@@ -150,7 +151,7 @@ def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
         if isinstance(module, nn.Linear)
     ]
     try:
-        with torch.no_grad(), in_eval(classifier):
+        with torch.no_grad(), unchanged(classifier):
             out = classifier(example)
     finally:
         for handle in handles:

@@ -13,7 +13,7 @@ from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.growing.growth import is_share, limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import Rank
-from zeroforget.proving.input_checks import check_given, taking, unused
+from zeroforget.proving.input_checks import check_given, taking
 from zeroforget.proving.prove import proven_axes
 
 
@@ -71,11 +71,12 @@ def grow(
     if limits.limit is not None and limits.limit < start:
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
     with torch.inference_mode(False):
-        idle = unused(net, example)
         grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank)
-    _notice(axes, keep)
-    _warn_of_silent(axes, [*keep, *idle])
-    _warn_of_unused(idle)
+    idle = {name.rpartition(".")[0] or name for name in axes.idle}
+    unread = {name.rpartition(".")[0] or name for name in axes.unread}
+    _notice(axes, [*keep, *idle])
+    _warn_of_silent(axes, [*keep, *axes.idle])
+    _warn_of_idle(idle & unread, idle - unread)
     return grown
 
 
@@ -91,17 +92,26 @@ def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
         raise ValueError(f"unknown is 'refuse' or 'keep', not '{unknown}'")
 
 
-def _warn_of_unused(idle: list[str]) -> None:
+def _warn_of_idle(unread: Collection[str], cut_off: Collection[str]) -> None:
     """Say which parameters stay as they are because the example does not show what they are for."""
-    modules = sorted({name.rpartition(".")[0] or name for name in idle})
-    if modules:
-        shown = ", ".join(f"'{path}'" for path in modules[:6]) + (" and more" if len(modules) > 6 else "")
+    if unread:
         warnings.warn(
-            f"{shown} took no part in the answer to the example and will not grow. A branch that runs only in "
-            "training, or only for other inputs, does not fit the network once it has grown: switch it off first "
-            "(torchvision: aux_logits=False), or pass an example that reaches it",
+            f"{_quoted(unread)} took no part in the answer to the example and gets no features of its own. What runs "
+            "only for other inputs does not fit the network once it has grown: pass an example that reaches it, or "
+            "switch it off first (torchvision: aux_logits=False)",
             stacklevel=3,
         )
+    if cut_off:
+        warnings.warn(
+            f"no gradient from the answer reaches {_quoted(cut_off)} (torch.no_grad, detach, a branch whose output is "
+            "not returned), so nothing could be learned there and no feature is added",
+            stacklevel=3,
+        )
+
+
+def _quoted(paths: Collection[str]) -> str:
+    shown = sorted(paths)
+    return ", ".join(f"'{path}'" for path in shown[:6]) + (" and more" if len(shown) > 6 else "")
 
 
 def _notice(axes: Axes, keep: Collection[str]) -> None:

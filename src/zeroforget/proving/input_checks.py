@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.axes.find import CannotGrow
 from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
-from zeroforget.axes.trace import in_eval, without_caches
+from zeroforget.axes.trace import unchanged
+from zeroforget.proving.shared_objects import refuse_shared
 
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 
@@ -38,6 +38,11 @@ def check_given(net: nn.Module, example: Tensor) -> None:
     if not own:
         raise CannotGrow("the network has no parameters, so there is nothing to learn and nothing to grow")
     for name, tensor in (own | {"the example": example}).items():
+        if name in own and tensor.dtype == torch.float16:
+            raise CannotGrow(
+                f"{name} is of torch.float16, whose steps and statistics round to zero: pass net.float(), and train "
+                "and serve it under torch.autocast"
+            )
         if name in own and not tensor.is_floating_point():
             raise CannotGrow(f"{name} is of {tensor.dtype}, which cannot learn: make it a buffer with register_buffer")
         if tensor.is_meta:
@@ -55,12 +60,16 @@ def check_given(net: nn.Module, example: Tensor) -> None:
 
 @contextmanager
 def taking(net: nn.Module, example: Tensor) -> Iterator[None]:
-    """What fails inside because the network cannot take the example is a ValueError that says so."""
+    """What fails inside because the network cannot take the example is a ValueError that says so; the network's state
+    is afterwards what it was."""
     try:
-        yield
-    except _ERRORS as error:
+        with unchanged(net):
+            yield
+    except CannotGrow:
+        raise
+    except Exception as error:
         try:
-            with torch.no_grad(), in_eval(net), without_caches(net):
+            with torch.no_grad(), unchanged(net):
                 net(example[:2])
         except _ERRORS as reason:
             raise ValueError(
@@ -68,7 +77,15 @@ def taking(net: nn.Module, example: Tensor) -> Iterator[None]:
                 f"{str(reason).partition(chr(10))[0]}. Pass a batch as the network takes it: its shape, its kind of "
                 "numbers, on its device"
             ) from error
-        raise
+        if isinstance(error, ValueError):
+            raise
+        what = str(error).partition("\n")[0] or type(error).__name__
+        if "require grad" in what or "does not require" in what:
+            what = "it asks for gradients in its own forward, torch.autograd.grad"
+        raise CannotGrow(
+            f"the network runs, but cannot be followed ({what}): grow the part of it that does without, and run the "
+            "rest outside"
+        ) from error
 
 
 def _takes(net: nn.Module, example: Tensor) -> str | None:
@@ -108,13 +125,20 @@ def refuse_uncopyable(net: nn.Module) -> None:
                     f"{_called(path)} keeps parameters of the network in '{name}', where they would never change: "
                     "read them from their modules"
                 )
-            if _clings(value):
-                raise CannotGrow(
-                    f"{_called(path)} keeps '{name}', a function that holds on to a module, as it would in any copy: "
-                    "make it a method, or a module of its own"
-                )
-        if isinstance(module, nn.Embedding) and module.sparse:
-            raise CannotGrow(f"embedding '{path}' has sparse gradients, which cannot be cut: set its sparse to False")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            _refuse_embedding(path, module)
+    refuse_shared(net)
+
+
+def _refuse_embedding(path: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    if module.sparse:
+        raise CannotGrow(f"embedding '{path}' has sparse gradients, which cannot be cut: set its sparse to False")
+    if module.max_norm is not None:
+        raise CannotGrow(
+            f"embedding '{path}' has max_norm={module.max_norm:g}, so it rewrites its weights whenever it is asked, "
+            "old ones too: shorten them once by weight.data.renorm_(norm_type, 0, max_norm), then set its max_norm to "
+            "None"
+        )
 
 
 def _called(path: str) -> str:
@@ -144,16 +168,6 @@ def _items(value: Any) -> list[Any]:
     return list(value.values()) if type(value) is dict else list(value) if type(value) in (list, tuple) else [value]
 
 
-def _clings(value: Any) -> bool:
-    """Whether a value is, or lists, a function with a network's own parts in its closure."""
-    if isinstance(value, (list, tuple)):
-        return any(map(_clings, value))
-    if not isinstance(value, FunctionType):
-        return False
-    held = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-    return any(isinstance(getattr(v, "__self__", v), (nn.Module, nn.Parameter)) for v in held)
-
-
 def unused(net: nn.Module, example: Tensor) -> list[str]:
     """The parameters that take no part in the answer to the example, in eval mode."""
     asked = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
@@ -161,7 +175,7 @@ def unused(net: nn.Module, example: Tensor) -> list[str]:
         for parameter, _ in asked:
             parameter.requires_grad_(parameter.is_floating_point())
         names, parameters = zip(*((n, p) for n, p in net.named_parameters() if p.requires_grad), strict=True)
-        with torch.enable_grad(), in_eval(net), without_caches(net):
+        with torch.enable_grad(), unchanged(net):
             out = net(example[:2])
             grads = torch.autograd.grad(out.float().sum(), parameters, allow_unused=True)
     except _ERRORS:  # the trials will say what is wrong
@@ -206,7 +220,7 @@ def hints(net: nn.Module) -> str:
 @torch.no_grad()
 def wavers(net: nn.Module, example: Tensor) -> bool:
     """Whether a network in eval mode gives one input two answers."""
-    with in_eval(net):
+    with unchanged(net):
         return not torch.equal(torch.nan_to_num(net(example)), torch.nan_to_num(net(example)))
 
 

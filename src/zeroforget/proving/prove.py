@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes.find import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse
+from zeroforget.axes.find import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse, watched
 from zeroforget.axes.labels import axis_names
 from zeroforget.axes.plain_modules import hollow, reshaped
-from zeroforget.proving.input_checks import hints
+from zeroforget.proving.input_checks import hints, unused
+from zeroforget.proving.training_mode import refuse_training_state
 from zeroforget.proving.trial import ERRORS, Broke, Unlike, short, where
-from zeroforget.proving.trial_networks import Find, Subjects
+from zeroforget.proving.trial_networks import Find, Subjects, pair
 
 _TRIES = 80
 Treatment = dict[type[nn.Module], tuple[Care, str]]
@@ -29,6 +32,8 @@ class Failure:
     why: str
     unlike: tuple[str, ...] = ()
     """All modules that are made of other features, if it runs."""
+    other_code: bool = False
+    """Whether it runs other operators there."""
 
 
 @torch.enable_grad()
@@ -38,12 +43,18 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
     Raises:
         CannotGrow: something has to be kept and `unknown` is "refuse", or nothing helps.
     """
+    watched(net, example)  # a copy: it tells whether the given one may be asked
+    refuse_training_state(net, pair(example))
     care: Treatment = {}
     kept, given_up = list(keep), dict[str, str]()
     shapes_tell = _runs(hollow(net).eval(), example.to("meta"))
-    subjects, held = Subjects(net, example), fixed_buffers(net)
+    subjects, held, idle = Subjects(net, example), fixed_buffers(net), tuple(unused(net, example))
     for _ in range(_TRIES):
         axes = find_axes(net, example, keep=kept, unknown="keep", care=care, held=held)
+        axes = dataclasses.replace(axes, idle=idle)
+        if still := [path for path in _of_idle_layers(axes) if path not in kept]:
+            kept.extend(still)
+            continue
         if _give_up(axes, _too_many(net, axes), kept, given_up):
             continue
         failure = _try_shapes(net, axes, example, kept, care, held) if shapes_tell else None
@@ -64,6 +75,17 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
     if unknown == "refuse":
         refuse(axes)
     return axes
+
+
+def _of_idle_layers(axes: Axes) -> list[str]:
+    """Layers that write features which no layer writes that gets a gradient: such features would never learn."""
+    writers: dict[str, set[str]] = {}
+    for name, dim in axes.writes.items():
+        for axis in axis_names(axes.tensors[name][dim]) if dim >= 0 else ():
+            writers.setdefault(axis, set()).add(name)
+    dead = [names for names in writers.values() if names <= {*axes.idle}]
+    paths = {name.rpartition(".")[0] for names in dead for name in names}
+    return [path for path in axes.layers if path in paths]
 
 
 def _runs(net: nn.Module, x: Tensor) -> bool:
@@ -99,12 +121,54 @@ def _try_shapes(
         again = find_axes(wide, example, keep=keep, unknown="keep", care=care, held=held)
     except ERRORS as error:
         return Failure(where(wide, example.to("meta")[:2]), short(error))
+    if other := _other_call(axes, again.calls):
+        return other
     if unlike := [name for name, labels in axes.tensors.items() if again.tensors[name] != labels]:
         paths = tuple(name.rpartition(".")[0] for name in unlike)
         return Failure(paths[0], f"'{unlike[0]}' is made of other features there", paths)
     if dict(again.sizes) != widths or again.output != axes.output:
         return Failure("", "its output is made of other features", ("",))
+    return None if alone else _try_equal_widths(net, axes, example)
+
+
+def _try_equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Failure | None:
+    """Where axes become as wide as each other, or as something fixed, the network must run the same operators."""
+    for widths in _equal_widths(net, axes, example):
+        wide = reshaped(net, axes.tensors, axes.attributes, widths)
+        try:
+            calls = watched(wide, example)[0].calls
+        except ERRORS as error:
+            return Failure(where(wide, example.to("meta")[:2]), short(error))
+        if other := _other_call(axes, calls):
+            return other
     return None
+
+
+def _equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Iterator[dict[str, int]]:
+    """All axes as wide as the widest; and each as wide as the next wider thing, then the one after that."""
+    if not axes.sizes:
+        return
+    widest = max(axes.sizes.values())
+    yield {axis: widest + (widest == size == min(axes.sizes.values())) for axis, size in axes.sizes.items()}
+    fixed = {n for labels in axes.tensors.values() for n in labels if isinstance(n, int)}
+    sizes = sorted({*axes.sizes.values(), *fixed, *example.shape[1:]})
+    for nth in (0, 1):
+        yield {
+            axis: larger[min(nth, len(larger) - 1)] if (larger := [s for s in sizes if s > size]) else size + 1 + nth
+            for axis, size in axes.sizes.items()
+        }
+
+
+def _other_call(axes: Axes, calls: Sequence[tuple[str, str]]) -> Failure | None:
+    """The first place where a network of another width does not run the operators that it did."""
+    first = next((i for i, (a, b) in enumerate(zip_longest(axes.calls, calls)) if a != b), None)
+    if first is None:
+        return None
+    before, after = axes.calls[first : first + 50], calls[first : first + 50]
+    _, i, i_end, j, j_end = next(c for c in SequenceMatcher(None, before, after).get_opcodes() if c[0] != "equal")
+    gone, new = before[i:i_end], after[j:j_end]
+    path, why = (new or gone)[0][1], f"'{(new or gone)[0][0]}' runs {'only there' if new else 'no more'}"
+    return Failure(path, why, other_code=True)
 
 
 def _alone(
@@ -137,6 +201,11 @@ def _too_many(net: nn.Module, axes: Axes) -> dict[str, str]:
 
 def _reason(failure: Failure) -> str:
     place = f"module '{failure.path}'" if failure.path else "the network's own forward"
+    if failure.other_code:
+        return (
+            f"a wider network computes other things in {place} ({failure.why}): some code there asks for a width, such "
+            "as `if h.shape == x.shape`; decide by a flag of the module (self.skips = True) instead"
+        )
     what = f"runs, but {failure.why}" if failure.unlike else f"does not run in {place} ({failure.why})"
     return (
         f"a wider network {what}: some code has an old width or number of heads baked in, such as view(-1, 400); take "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.plain_modules import layout_of, narrowed, plain_layout
-from zeroforget.axes.trace import in_eval, without_caches
+from zeroforget.axes.trace import unchanged, without_caches
 from zeroforget.proving.trial import ERRORS, Broke, Trial, Unlike
 
 Find = Callable[[nn.Module, Tensor], Axes]
@@ -61,7 +61,7 @@ class Subjects:
             Broke: the wider network does not run.
         """
         if self._corner is None:
-            self._corner = _pair(_corner(self.net, self.example, axes, find))
+            self._corner = pair(_corner(self.net, self.example, axes, find))
         if self._slims and (slim := _slim(self.net, axes, self._corner, find)):
             try:
                 if not slim.check(axes):
@@ -73,7 +73,8 @@ class Subjects:
         return self._whole.check(axes)
 
 
-def _pair(x: Tensor) -> Tensor:
+def pair(x: Tensor) -> Tensor:
+    """Two rows of a batch."""
     return x[:2] if len(x) > 1 else torch.cat([x, x])
 
 
@@ -123,7 +124,11 @@ def _shaken(net: nn.Module, axes: Axes | None, x: Tensor, dtype: torch.dtype | N
         torch.manual_seed(0)
         for parameter in net.parameters():
             parameter.data = plain_layout(parameter)
-            if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
+            if (
+                parameter.is_floating_point()
+                and parameter.numel()
+                and bool((parameter == parameter.flatten()[0]).all())
+            ):
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
         return Subject(net, axes, given, net(given), tolerance)
 
@@ -135,7 +140,7 @@ def _confirm(net: nn.Module, axes: Axes, x: Tensor) -> None:
         plain = copy.deepcopy(net)
         for parameter in plain.parameters():
             parameter.data = plain_layout(parameter)
-    with in_service(plain), without_caches(plain):
+    with in_service(plain):
         expected = plain(x)
         tolerance = min(0.05, 1000 * torch.finfo(expected.dtype).eps)
         trial = Trial(plain, axes, x)
@@ -152,7 +157,7 @@ def in_service(net: nn.Module) -> Iterator[None]:
     try:
         for parameter in learning:
             parameter.requires_grad_(False)
-        with torch.no_grad(), in_eval(net):
+        with torch.no_grad(), unchanged(net):
             yield
     finally:
         for parameter in learning:
