@@ -363,3 +363,47 @@ PATTERNS: dict[str, tuple[type[nn.Module], Tensor, int, int]] = {
     "Functional": (Functional, IMAGES, 4, 1),
     "Decoder": (Decoder, IMAGES, 2, 1),
 }
+
+
+class Llama(nn.Module):
+    """Groups of queries share a key and a value; rotated by places; a gated MLP; RMS norms."""
+
+    inverse: Tensor
+
+    def __init__(self, *, repeat: bool = False) -> None:
+        super().__init__()
+        self.embed, self.num_key_value_groups, self.repeat = nn.Embedding(11, 16), 2, repeat
+        self.q, self.k, self.v = (nn.Linear(16, n, bias=False) for n in (24, 12, 12))
+        self.o = nn.Linear(24, 16, bias=False)
+        self.gate, self.up, self.down = nn.Linear(16, 10), nn.Linear(16, 10), nn.Linear(10, 16)
+        self.norm1, self.norm2 = nn.RMSNorm(16), nn.RMSNorm(16)
+        self.register_buffer("inverse", 1.0 / 10 ** torch.tensor([0.0, 1.0]), persistent=False)
+
+    def rotated(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[2])[:, None].to(self.inverse.dtype) @ self.inverse[None]
+        angles = torch.cat([angles, angles], -1).to(x.dtype)
+        half = x.shape[-1] // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * angles.cos() + turned * angles.sin()
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        y = self.norm1(x)
+        q, k, v = (f(y).view(*y.shape[:2], -1, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k = self.rotated(q), self.rotated(k)
+        if self.repeat:
+            k, v = (t[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.repeat)
+        x = x + self.o(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+        y = self.norm2(x)
+        return (x + self.down(F.silu(self.gate(y)) * self.up(y))).mean(1)
+
+
+class RepeatingLlama(Llama):
+    """Likewise, keys and values repeated by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(repeat=True)
+
+
+PATTERNS |= {"Llama": (Llama, WORDS, 3, 1), "RepeatingLlama": (RepeatingLlama, WORDS, 3, 1)}

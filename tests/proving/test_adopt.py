@@ -214,3 +214,20 @@ def test_export_to_onnx(name: str) -> None:
         session = onnxruntime.InferenceSession(out.getvalue(), providers=["CPUExecutionProvider"])
         (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_that_hang_on_whether_parameters_are_frozen_are_warned_of() -> None:
+    class Freezing(Classifier):
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.features(x)
+            wanted = self.features.project[0].weight.requires_grad and not torch.is_grad_enabled()
+            return self.fc(features * (1 + 1e-6) if wanted else features)
+
+    torch.manual_seed(0)
+    classifier = Freezing(MobileNet(), 4)
+    with pytest.warns(
+        UserWarning, match=r"in another order while its parameters want gradients.*requires_grad_\(False\)"
+    ):
+        net = adopt(classifier, IMAGES)
+    with torch.no_grad():
+        assert torch.equal(net(IMAGES, 0), classifier.requires_grad_(False).eval()(IMAGES))

@@ -23,6 +23,7 @@ from zeroforget.proving.grow import grow
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 WORDS = torch.arange(28).reshape(4, 7) % 11
 OUTSIDE = nn.Linear(6, 8)
+a = OUTSIDE  # which shares its name with a layer below, and no more
 
 
 def two(between: Callable[[nn.Module, Tensor], Tensor] = lambda _, h: h) -> nn.Module:
@@ -87,7 +88,7 @@ SHARED = {
     ),
     "closure over a list": (lambda: closing_over(tensor=False), "keeps 'run', .* a module of the given network"),
     "weak reference": (referring, "keeps 'first', a weak reference that holds on to a module of the given network"),
-    "global": (ReadsOutside, r"\(ReadsOutside\) reads the module 'OUTSIDE' from outside"),
+    "global": (ReadsOutside, r"\(ReadsOutside\) reads the Linear 'OUTSIDE' from outside"),
     "lock": (lambda: keeping("lock", threading.Lock()), "keeps 'lock', a lock, which cannot be copied"),
     "generator": (lambda: keeping("rows", (i for i in range(3))), "keeps 'rows', a generator, which cannot be copied"),
 }

@@ -37,7 +37,7 @@ _SIZES = re.compile(
     r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split|flatten|model"
 )
 _PLACES = re.compile(
-    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool"
+    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool|value_groups|n_rep"
 )
 _COUNTS = re.compile(r"head|group|branch|split|num_")
 

@@ -204,7 +204,12 @@ def _attention(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Lab
     unify(q[-1], k[-1])
     unify(k[-2], v[-2])
     w.couple([q[-1], k[-2]])
-    batch = _broadcast(tuple(_broadcast(q[:-2], k[:-2])), v[:-2])
+    if given.get("enable_gqa") and size(q[-3]) != size(k[-3]):  # so many queries share a head: whole groups are born
+        unify(k[-3], v[-3])
+        unify(q[-3], Prod((k[-3], size(q[-3]) // size(k[-3]))))
+        batch = [*_broadcast(tuple(_broadcast(q[:-3], k[:-3])), v[:-3]), q[-3]]
+    else:
+        batch = _broadcast(tuple(_broadcast(q[:-2], k[:-2])), v[:-2])
     if given.get("attn_mask") is not None:
         mask = w.of(given["attn_mask"])
         _broadcast((*batch, q[-2], k[-2]), mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -177,6 +178,8 @@ def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
 def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> None:
     with in_service(classifier):
         expected = classifier(example)
+    with unchanged(classifier):
+        as_given = classifier(example)
     got = net(example, 0)
     if not torch.equal(got, expected):
         worst = float((got - expected).abs().max())
@@ -184,4 +187,12 @@ def _compare(net: GrowingNetwork, classifier: nn.Module, example: Tensor) -> Non
             f"the adopted network's logits differ from the classifier's by {worst:.3g}. Some of its parameters may lie "
             "in memory in another order than the rest (channels last): bring all to the usual one with "
             ".to(memory_format=torch.contiguous_format) first"
+        )
+    if not torch.equal(as_given, expected):
+        worst = float((as_given - expected).abs().max())
+        warnings.warn(
+            "torch computes this classifier in another order while its parameters want gradients, even where none are "
+            f"computed: its logits then differ by {worst:.3g}. The adopted network answers as it does in service, "
+            "classifier.requires_grad_(False); compare with that",
+            stacklevel=3,
         )

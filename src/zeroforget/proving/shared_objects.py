@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 import weakref
@@ -121,20 +122,30 @@ class _Search:
 
     def _names(self, function: types.FunctionType) -> str | None:
         """Networks and what learns among the global names that a function reads."""
-        for name in _names_in(function.__code__):
-            value = function.__globals__.get(name)
-            if isinstance(value, nn.Module) and id(value) not in self.own and any(True for _ in value.parameters()):
-                return f"the module '{name}'"
-            if isinstance(value, Tensor) and (value.requires_grad or id(value) in self.given):
-                return f"the tensor '{name}'"
+        for code in _codes(function.__code__):
+            for name in code.co_names:
+                value = function.__globals__.get(name)
+                kind = type(value).__name__ if isinstance(value, nn.Module) else "tensor"
+                if self._learns(value) and _reads_global(code, name):
+                    return f"the {kind} '{name}'"
         return None
 
+    def _learns(self, value: Any) -> bool:
+        if isinstance(value, nn.Module):
+            return id(value) not in self.own and any(True for _ in value.parameters())
+        return isinstance(value, Tensor) and (value.requires_grad or id(value) in self.given)
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            yield from _codes(constant)
+
+
+def _reads_global(code: types.CodeType, name: str) -> bool:
+    """Whether a name is that of a global, not of an attribute alone."""
+    return any(i.argval == name and i.opname in {"LOAD_GLOBAL", "LOAD_NAME"} for i in dis.get_instructions(code))
 
 
 def _held(value: Any) -> list[Any]:
