@@ -8,8 +8,7 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +23,7 @@ from benchmarks.naive import NaiveMasks
 from benchmarks.timing import Step, captured, medians
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import build
-from zeroforget.operators.recorded import Quick, rectified
-from zeroforget.operators.side_streams import late
+from zeroforget.operators.recorded import backward
 from zeroforget.proving.grow import grow
 
 CLASSES = 20
@@ -45,7 +43,6 @@ def step_of(
     bf16: bool,
     optimizer: torch.optim.Optimizer | None,
     *args: Any,
-    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
     waits: bool = False,
 ) -> Step:
     """Forward, backward, update. If it `waits`, gradients of weights come when the whole way back is done."""
@@ -53,10 +50,11 @@ def step_of(
     def step() -> None:
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
-        autocast = torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
-        with inside(), autocast:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
             loss = F.cross_entropy(model(x, *args), y)
-        with late(x.device) if waits else nullcontext():
+        if waits:
+            backward(loss)
+        else:
             loss.backward()
         if optimizer is not None:
             optimizer.step()
@@ -143,9 +141,8 @@ def contestants(work: Work, frozen: float, bf16: bool) -> dict[str, Step]:
     def enter(name: str, model: nn.Module, trained: bool, *more: Any, quick: bool = False) -> None:
         optimizer = sgd((p for p in model.parameters() if p.requires_grad), device) if trained else None
         model.train()
-        found = rectified(model, x, *more) if quick else []
-        inside = (lambda: Quick(found)) if quick else nullcontext
-        steps[name] = captured(step_of(model, x, y, bf16, optimizer, *more, inside=inside, waits=quick))
+        step = step_of(model, x, y, bf16, optimizer, *more, waits=quick)
+        steps[name] = captured(step, model.modules() if quick else None)
 
     enter("finetuning", nn.Sequential(*plain(work)), True)
     if device == "cuda":

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import torch
+from torch import nn
 
-from zeroforget.training.graphs import leading
+from zeroforget.operators.recorded import leading, rehearsed
 
 Step = Callable[[], object]
 
 
-def captured(step: Step, warmup: int = 3) -> Step:
-    """The step as a CUDA graph; on the CPU the step itself."""
+def captured(step: Step, modules: Iterable[nn.Module] | None = None) -> Step:
+    """The step as a CUDA graph; on the CPU the step itself. With `modules`, those of a network, it is recorded as our
+    training loop does."""
     if not torch.cuda.is_available():
-        for _ in range(warmup):
+        for _ in range(3):
             step()
         return step
-    side = torch.cuda.Stream()
+    side, quick = torch.cuda.Stream(), None
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(warmup):
-            step()
+        if modules is not None:
+            quick = rehearsed(step, modules)
+        else:
+            for _ in range(3):
+                step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=leading(torch.device("cuda"))):  # as our training loop records
+    with quick or nullcontext(), torch.cuda.graph(graph, stream=leading(torch.device("cuda"))):
         step()
 
     def replay(kept_alive: Step = step) -> None:  # a graph does not own the tensors that it works on

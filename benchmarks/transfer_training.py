@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.data import Split, Task
+from zeroforget.operators.recorded import RecordedStep
 from zeroforget.training import Regime
-from zeroforget.training.graphs import CapturedStep
 from zeroforget.training.seeding import generator, seeded
 
 Moving = Callable[[], dict[str, Tensor]]
@@ -85,7 +85,7 @@ class Training:
                 self._augment(epoch)
                 if epoch == 0 and self.regime.can_capture():
                     _set_rate(self.optimizer, 0.0)
-                    act = CapturedStep(self.step, self.size, self.moving(), self.optimizer)
+                    act = RecordedStep(self.step, self.size, self.moving(), self.optimizer, self.model.modules())
                 mean = self._epoch(epoch, act)
                 told(epoch + 1, mean, time.perf_counter() - start)
         return mean

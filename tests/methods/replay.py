@@ -6,15 +6,15 @@ looked at anew, is the one of the recording.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from zeroforget.training.graphs import Body, _tensors
+from zeroforget.operators.recorded import Body, RecordedStep, rehearsed
 
 _WAITS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_unique2"}
 """The host would wait for the device to know a value or a size."""
@@ -51,31 +51,42 @@ class Recorder(TorchDispatchMode):
                     old.copy_(new)
 
 
-class ReplayedStep:
-    """`CapturedStep`, word for word, with a recorder in the place of the GPU's."""
+class ReplayedStep(RecordedStep):
+    """`RecordedStep` with a recorder in the place of the GPU's."""
 
-    def __init__(self, body: Body, size: int, state: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
-        self.index = torch.zeros(size, dtype=torch.int64)
-        kept = {name: tensor.detach().clone() for name, tensor in state.items()}
-        held = {id(t): t.detach().clone() for t in _tensors(optimizer)}
-        draws = torch.get_rng_state()
-        for _ in range(3):
-            body(self.index)
+    def record(
+        self, step: Callable[[], Tensor], optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
+    ) -> Tensor:
+        """Note its operators."""
+        quick = rehearsed(step, modules)
         optimizer.zero_grad(set_to_none=True)
-        with Recorder() as self.graph:
-            self.loss = body(self.index)
-        with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(kept[name])
-            for tensor in _tensors(optimizer):
-                tensor.copy_(held[id(tensor)]) if id(tensor) in held else tensor.zero_()
-        torch.set_rng_state(draws)
+        with quick, Recorder() as self.graph:
+            return step()
+
+
+class QuickStep(ReplayedStep):
+    """Runs the step for each batch anew, in the context that it would have been recorded in."""
+
+    rectified: ClassVar[list[int]] = []
+    """In how many layers of each step a rectifier runs."""
+
+    def __init__(self, body: Body, *given: Any) -> None:
+        self.body = body
+        super().__init__(body, *given)
+
+    def record(
+        self, step: Callable[[], Tensor], optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
+    ) -> Tensor:
+        """Try it, and keep the context."""
+        self.quick = rehearsed(step, modules)
+        self.rectified.append(self.quick.rectified)
+        optimizer.zero_grad(set_to_none=True)
+        return torch.zeros(())
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Make the step."""
-        self.index.copy_(rows)
-        self.graph.replay()
-        return self.loss
+        with self.quick:
+            return self.body(rows)
 
 
 class PlainStep:

@@ -19,8 +19,7 @@ from zeroforget.methods.growth_search import CHANCE, LUCK, QUIET, RECENT, STEADY
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import build
 from zeroforget.training import Fit, FitLog, Progress, Regime
-from zeroforget.training.fit import UNFINISHED
-from zeroforget.training.log import Epoch
+from zeroforget.training.log import UNFINISHED, Epoch
 from zeroforget.training.seeding import generator, seeded
 
 IMAGES = 50

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 
 import pytest
@@ -14,12 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.methods import helpers
-from tests.methods.replay import PlainStep
+from tests.methods.replay import PlainStep, QuickStep
 from tests.operators.streams import Main
 from zeroforget.growing import layers
-from zeroforget.methods import Method, names
-from zeroforget.operators import recorded as quick
-from zeroforget.operators.recorded import Quick
+from zeroforget.methods import names
+from zeroforget.operators import quick_layers as quick
 from zeroforget.training import Regime, fit
 
 REGIME = Regime(lr=0.01, epochs=1, batch_size=48)
@@ -71,48 +67,39 @@ def learned(name: str, make: Callable[[], nn.Module] = net) -> dict[str, Tensor]
 
 @pytest.mark.parametrize(("name", "make"), [*product(names(), (net, normed)), ("finetuning", Again)])
 def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Regime, "can_capture", lambda self: True)
+    monkeypatch.setattr(fit, "RecordedStep", PlainStep)
     plain = learned(name, make)
-    seen: list[bool] = []
-
-    def computing(self: Method, recorded: bool) -> Quick:
-        """As on a GPU."""
-        mode = self.net.training
-        if mode not in self._rectified:
-            self._rectified[mode] = self.rectified(self.get_buffer("example"))
-            seen.append(len(self._rectified[mode]))
-        return Quick(self._rectified[mode])
-
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
     monkeypatch.setattr(layers, "fits", lambda x, geometry: x.dim() == (2 if geometry is None else 4))
-    monkeypatch.setattr(Method, "computing", computing)
+    monkeypatch.setattr(fit, "RecordedStep", QuickStep)
+    monkeypatch.setattr(QuickStep, "rectified", seen := [])
     with Main().recording():
         found = learned(name, make)
     for tensor, value in found.items():
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
-    # A growing network has layers of its own, with rectifiers of their own; those of R-EWC are rotated, so that none
-    # follows a plain convolution; and PNN's columns hear each other before they rectify, from the second on.
-    convolutions = {"tfm": {0}, "tfm-nofn": {0}, "r-ewc": {0}, "pnn": {0, 2}}
-    assert set(seen) == ({2} if make is normed else convolutions.get(name, {2})) | ({0} if name == "pnn" else set())
+    expected = {2} if make is normed else CONVOLUTIONS.get(name, {2})
+    assert set(seen) == (BOTH.get(name, expected) if make is normed else expected)
+
+
+CONVOLUTIONS = {
+    "tfm": {0},  # a growing network has layers of its own, with rectifiers of their own
+    "tfm-nofn": {0},
+    "r-ewc": {0},  # its layers are rotated, so that none follows a plain convolution
+    "hat": {0},  # weights are computed from the network's own
+    "piggyback": {2, 0},  # so they are, from the second task on
+    "pnn": {2, 3},  # columns hear each other before they rectify, from the second on
+    "progress-compress": {3, 5},
+}
+"""In how many layers a rectifier runs, over all steps that were recorded; 2 where nothing stands in the way."""
+BOTH = {"pnn": {2, 4}, "progress-compress": {4, 6}}
+"""The same with batch normalization."""
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_step_says_whether_it_is_recorded(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
-
-    def computing(self: Method, recorded: bool) -> AbstractContextManager[None]:
-        told.append(recorded)
-        return nullcontext()
-
-    monkeypatch.setattr(Method, "computing", computing)
+def test_only_steps_that_can_be_recorded_are(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Regime, "can_capture", lambda self: recorded)
-    monkeypatch.setattr(fit, "CapturedStep", PlainStep)
+    monkeypatch.setattr(fit, "RecordedStep", QuickStep)
+    monkeypatch.setattr(QuickStep, "rectified", seen := [])
     learned("finetuning")
-    assert set(told) == {recorded}
-
-
-def test_copies_look_at_their_own_weights() -> None:
-    method = helpers.make("finetuning", net)
-    method._rectified[True] = method.rectified(method.get_buffer("example"))
-    assert len(method._rectified[True]) == 2
-    assert not copy.deepcopy(method)._rectified
-    assert not pickle.loads(pickle.dumps(method))._rectified
+    assert bool(seen) == recorded

@@ -31,7 +31,7 @@ def trained(make: Callable[[], Method], step: type, monkeypatch: pytest.MonkeyPa
     """What a method is after two tasks, its steps made by `step`, with the optimizer that recording wants, and the
     training losses that it told of."""
     monkeypatch.setattr(Regime, "can_capture", lambda self: True)
-    monkeypatch.setattr(fit, "CapturedStep", step)
+    monkeypatch.setattr(fit, "RecordedStep", step)
     method = make()
     sequence = helpers.tasks(((0, 1, 2), (3, 4)), each=40)
     logs = [helpers.learn(method, task, sequence[:k], regime=REGIME) for k, task in enumerate(sequence)]

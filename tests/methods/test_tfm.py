@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.operators.kernel_twins import rectified
 from zeroforget.axes.find import CannotGrow
 from zeroforget.data import Scenario, scenario
 from zeroforget.growing.network import GrowingNetwork
@@ -19,8 +20,8 @@ from zeroforget.methods.registry import build as build_method
 from zeroforget.methods.registry import names
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import build
-from zeroforget.operators import recorded as quick
-from zeroforget.operators.recorded import Quick
+from zeroforget.operators import quick_layers as quick
+from zeroforget.operators.quick_layers import Quick
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, logits
 from zeroforget.training.seeding import seeded
 
@@ -368,14 +369,6 @@ def test_overhead_is_what_the_network_holds(digits: Scenario) -> None:
     assert learner.overhead().inference == 32 * floats + 8 * masks
 
 
-def test_what_was_found_of_a_network_is_found_anew_for_each_task(digits: Scenario) -> None:
-    learner = method()
-    for task in digits.tasks[:3]:
-        learner._rectified = {True: [nn.Identity()]}
-        learner.learn(task, Fit(Regime(epochs=1)))
-        assert not learner._rectified
-
-
 def test_rectifiers_behind_normalization_are_found_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a recorded step on a GPU runs them; here by the kernels' twins."""
     torch.manual_seed(0)
@@ -386,9 +379,9 @@ def test_rectifiers_behind_normalization_are_found_and_change_nothing(monkeypatc
     for name in ("a", "b"):
         learner.add_task(TaskSpec(name, 3))
         learner.train()
-        found = learner.rectified(example)
-        assert len(found) == 10
         task, y = len(learner.specs) - 1, torch.tensor([0, 1, 2, 0])
+        found = rectified(learner, example, task)
+        assert len(found) == 10
         losses = []
         for context in (nullcontext(), Quick(found)):
             learner.zero_grad()

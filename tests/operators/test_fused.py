@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from zeroforget import operators
 from zeroforget.growing import layers
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.operators import recorded as quick
+from zeroforget.operators import quick_layers as quick
 from zeroforget.operators import reference as kernels
 from zeroforget.operators.fused import Plan, fused
 from zeroforget.operators.places import Places

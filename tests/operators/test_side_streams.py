@@ -17,9 +17,10 @@ from tests.operators.streams import Main
 from tests.operators.test_fused import NETWORKS, learned
 from zeroforget.growing import layers
 from zeroforget.methods import TaskSpec
-from zeroforget.operators import recorded as quick
+from zeroforget.operators import quick_layers as quick
 from zeroforget.operators import side_streams as beside
-from zeroforget.operators.recorded import Quick
+from zeroforget.operators.quick_layers import Quick
+from zeroforget.operators.recorded import backward
 from zeroforget.operators.side_streams import late
 from zeroforget.proving.grow import grow
 
@@ -209,14 +210,14 @@ def test_linear_layers_of_lower_precision_give_theirs_late(monkeypatch: pytest.M
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_a_methods_way_back_lets_them_come_late() -> None:
+def test_the_way_back_of_a_step_lets_them_come_late() -> None:
     method, seen = helpers.make("finetuning"), list[bool]()
     method.add_task(TaskSpec("a", 2))
     x = method.get_buffer("example")
     with Quick():
         y = method(x, 0)
     y.register_hook(lambda g: seen.append(bool(beside._OPEN)))
-    method.backward(y.sin().sum())
+    backward(y.sin().sum())
     assert seen == [True]
 
 

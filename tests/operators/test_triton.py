@@ -21,15 +21,15 @@ from tests.operators.kernel_twins import (
     compare_plain,
     compare_pooling,
     drift,
+    rectified,
 )
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.methods import registry
 from zeroforget.nets import build
 from zeroforget.operators import reference as kernels
-from zeroforget.operators.recorded import Quick, rectified, wide_products
+from zeroforget.operators.quick_layers import Quick, wide_products
+from zeroforget.operators.recorded import leading
 from zeroforget.operators.side_streams import late
 from zeroforget.proving.grow import grow
-from zeroforget.training.graphs import leading
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NETS = [("vgg16-tiny", (3, 64, 64)), ("alexnet", (3, 224, 224)), ("resnet18", (3, 64, 64))]
@@ -205,12 +205,6 @@ def test_quick_networks_agree_with_double_precision(norm: str) -> None:
     # One activation of millions that rounding moves past zero, or past its neighbour, is seen in the whole gradient.
     assert max(errors) < 1e-2
     assert min(errors) < 1e-5
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_only_recorded_steps_are_quick(recorded: bool) -> None:
-    method = registry.build("finetuning", build("lenet", (1, 16, 16)), torch.zeros(2, 1, 16, 16)).to("cuda")
-    assert isinstance(method.computing(recorded), Quick) == recorded
 
 
 @pytest.mark.parametrize("align", [1, 8])

@@ -15,7 +15,7 @@ from zeroforget.data import Split, Task
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime
-from zeroforget.training import fit as loop
+from zeroforget.training.feed import batch_sizes
 from zeroforget.training.seeding import seeded
 
 
@@ -48,7 +48,7 @@ def method(cls: type = Noting) -> Any:
 
 @given(st.integers(1, 200), st.integers(1, 40))
 def test_batches_hold_every_image_and_one_alone_only_where_nothing_else_is_asked_for(images: int, batch: int) -> None:
-    sizes = loop._sizes(images, batch)
+    sizes = batch_sizes(images, batch)
     assert sum(sizes) == images
     assert set(sizes[:-1]) <= {batch}
     assert sizes[-1] <= batch + 1

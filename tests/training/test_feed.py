@@ -19,8 +19,7 @@ from zeroforget.data import Preparation, Split, Task
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime, feed
-from zeroforget.training import fit as loop
-from zeroforget.training.feed import Resident, Streamed, feeds
+from zeroforget.training.feed import Resident, Streamed, batch_sizes, feeds
 from zeroforget.training.seeding import seeded
 
 CPU = torch.device("cpu")
@@ -34,7 +33,7 @@ def test_batches_are_those_of_a_split_that_is_there(images: int, batch: int, cho
     values = torch.randint(256, (2 * images, 1, 3, 2), generator=draws, dtype=torch.uint8)
     rows = torch.randperm(2 * images, generator=draws)[:images] if chosen else None
     split = Split(values if chosen else values[:images], torch.randint(5, (images,), generator=draws).int(), rows)
-    sizes, order = loop._sizes(images, batch), torch.randperm(images, generator=draws)
+    sizes, order = batch_sizes(images, batch), torch.randperm(images, generator=draws)
     streamed = Streamed(split, CPU, batch + 1)
     for _ in range(2):  # epoch after epoch
         assert len(streamed) == images
@@ -121,7 +120,7 @@ def test_a_network_learns_the_same(
             asked.append(there)
             return math.inf if there else -1
 
-        monkeypatch.setattr(feed, "_room", room)
+        monkeypatch.setattr(feed, "budget", room)
         learner = method(cls).to(device)
         with seeded("heads"):
             logs = [learner.learn(task(tmp_path, name), Fit(regime)) for name in ("a", "bc")]
@@ -138,7 +137,7 @@ def test_a_network_learns_the_same(
 def test_whoever_stops_in_the_middle_leaves_nobody_at_work_and_can_go_on(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, at_work = Streamed._gather, list[int]()
+    plain, at_work = Streamed.gather, list[int]()
 
     def slow(self: Streamed, index: Tensor, slot: int) -> None:
         at_work.append(slot)
@@ -150,13 +149,13 @@ def test_whoever_stops_in_the_middle_leaves_nobody_at_work_and_can_go_on(
         if progress.epoch == 1 and progress.step == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(feed, "_room", lambda device: -1)
+    monkeypatch.setattr(feed, "budget", lambda device: -1)
     regime = Regime(epochs=3, batch_size=5)
     whole, again = method(Finetuning), method(Finetuning)
     with seeded("heads"):
         whole.learn(task(), Fit(regime))
     with monkeypatch.context() as patch:
-        patch.setattr(Streamed, "_gather", slow)
+        patch.setattr(Streamed, "gather", slow)
         with seeded("heads"), pytest.raises(KeyboardInterrupt) as stopped:
             again.learn(task(), Fit(regime, folder=tmp_path, progress=stop))
         assert not at_work
@@ -170,8 +169,8 @@ def test_an_error_while_images_are_gathered_is_told(monkeypatch: pytest.MonkeyPa
     def lost(self: Streamed, index: Tensor, slot: int) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(feed, "_room", lambda device: -1)
-    monkeypatch.setattr(Streamed, "_gather", lost)
+    monkeypatch.setattr(feed, "budget", lambda device: -1)
+    monkeypatch.setattr(Streamed, "gather", lost)
     learner = method(Finetuning)
     with pytest.raises(OSError, match="the disk is gone"):
         learner.learn(task(), Fit(Regime(epochs=1)))
@@ -184,8 +183,8 @@ def test_images_may_take_half_of_what_is_free_and_those_for_validation_come_firs
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (900, 10**9))
-    assert feed._room(torch.device("cuda")) == 500
-    assert feed._room(CPU) == math.inf
+    assert feed.budget(torch.device("cuda")) == 500
+    assert feed.budget(CPU) == math.inf
 
     images = torch.zeros(30, 1, 10, 10, dtype=torch.uint8)
     train, val = (Split(images, torch.zeros(n), torch.arange(n)) for n in (9, 4))
@@ -197,8 +196,8 @@ def test_images_may_take_half_of_what_is_free_and_those_for_validation_come_firs
         (1299, [Streamed, Resident]),
         (399, [Streamed, Streamed]),
     ):
-        monkeypatch.setattr(feed, "_room", lambda device, room=room: room)
-        assert [type(each) for each in feeds((train, val), (3, 4), elsewhere)()] == expected
+        monkeypatch.setattr(feed, "budget", lambda device, room=room: room)
+        assert [type(each) for each in feeds((train, val), (3, 4), elsewhere)] == expected
 
 
 def test_a_window_is_smaller_than_what_it_is_for() -> None:
@@ -216,7 +215,7 @@ def test_parts_that_lie_elsewhere_are_brought_together() -> None:
 
 
 def test_memory_that_runs_out_costs_no_phase(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_room", lambda device: -1)
+    monkeypatch.setattr(feed, "budget", lambda device: -1)
     fit, learner = Fit(Regime(epochs=1), folder=tmp_path), method(Finetuning)
     with monkeypatch.context() as patch:
         patch.setattr(Streamed, "__init__", _no_room)
@@ -228,12 +227,3 @@ def test_memory_that_runs_out_costs_no_phase(tmp_path: Any, monkeypatch: pytest.
 
 def _no_room(*args: Any) -> None:
     raise torch.OutOfMemoryError("no room")
-
-
-def test_each_learner_has_a_window_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = task()
-    made = feeds((given.train, given.val), (11, 256), CPU)
-    assert made()[0] is made()[0]
-    monkeypatch.setattr(feed, "_room", lambda device: -1)
-    made = feeds((given.train, given.val), (11, 256), CPU)
-    assert made()[0] is not made()[0]

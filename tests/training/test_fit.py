@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from zeroforget.data import Preparation, Split, Task, scenario
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Diverged, Fit, Progress, Regime, accuracy
-from zeroforget.training import fit as loop
 from zeroforget.training.seeding import seeded
 
 
@@ -96,20 +94,6 @@ def test_same_seed_same_bits_and_another_seed_other_bits() -> None:
         states.append(learner.state_dict())
     assert all(torch.equal(v, states[1][k]) for k, v in states[0].items())
     assert not all(torch.equal(v, states[2][k]) for k, v in states[0].items())
-
-
-@pytest.mark.parametrize(("keep", "rewind"), [("best", False), ("best", True), ("last", False)])
-def test_what_is_got_ready_ahead_changes_nothing(keep: str, rewind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, regime = [], Regime(keep=keep, rewind=rewind, epochs=30, lr=0.5, patience=2)
-    for ahead in (False, True):
-        monkeypatch.setattr(loop, "_works_ahead", lambda device, ahead=ahead: ahead)
-        learner = method(Tfm)
-        with seeded("heads"):
-            logs = [learner.learn(task(str(n), seed=n), Fit(regime)) for n in range(2)]
-        found.append(([replace(e, seconds=0.0) for log in logs for e in log.epochs], learner.state_dict()))
-        assert keep == "last" or any(log.best < len(log.epochs) - 1 for log in logs)
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
 def test_training_leaves_the_global_random_state_alone() -> None:

@@ -24,7 +24,6 @@ from tests.training.test_fit import task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.registry import build
 from zeroforget.training import Diverged, Fit, Progress, Regime
-from zeroforget.training import fit as loop
 from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
@@ -123,8 +122,6 @@ def test_checkpoints_written_beside_training_are_gone_on_from(
     name: str, phase: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: some epochs leave none, and what is written is of the epoch that handed it over."""
-    monkeypatch.setattr(loop, "_saves_beside", lambda device: True)
-    monkeypatch.setattr(loop, "_PAUSE", 0.0)
     slow, written = Checkpoint.save, list[str]()
 
     def save(file: Checkpoint, *given: Any) -> None:
@@ -137,7 +134,10 @@ def test_checkpoints_written_beside_training_are_gone_on_from(
     expected = method(name)
     for index in range(2):
         learn(expected, index, Fit(replace(REGIME, epochs=6, **options)))
-    fit, learner = Fit(replace(REGIME, epochs=6, **options), folder=tmp_path, progress=at(1, phase, 4)), method(name)
+    fit, learner = (
+        Fit(replace(REGIME, epochs=6, **options), folder=tmp_path, progress=at(1, phase, 4), save_every=0.0),
+        method(name),
+    )
     learn(learner, 0, fit)
     with pytest.raises(Stop):
         learn(learner, 1, fit)
@@ -155,7 +155,7 @@ def test_what_is_written_later_is_what_was_handed_over(tmp_path: Path) -> None:
     later, file, value = Later(), Checkpoint(tmp_path / "phase.safetensors"), torch.zeros(1000)
     for number in range(20):
         value.fill_(number)
-        later.save(file, {"value": value}, {"number": number}, value.device)
+        later.save(file, {"value": value}, {"number": number})
         value.fill_(-1)
         if number % 3 == 0:
             later.wait()
@@ -170,7 +170,7 @@ def test_who_is_interrupted_while_it_waits_may_wait_again(tmp_path: Path, monkey
     later, file, go = Later(), Checkpoint(tmp_path / "phase.safetensors"), threading.Event()
     plain = Checkpoint.save
     monkeypatch.setattr(Checkpoint, "save", lambda *given: (go.wait(), plain(*given)))
-    later.save(file, {"value": torch.ones(2)}, {}, torch.device("cpu"))
+    later.save(file, {"value": torch.ones(2)}, {})
     result = Future.result
 
     def interrupted(*_: Any) -> None:
@@ -189,12 +189,12 @@ def test_who_is_interrupted_while_it_waits_may_wait_again(tmp_path: Path, monkey
 def test_what_could_not_be_written_later_is_raised_once_and_copies_write_for_themselves(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("no folder")
     later = Later()
-    later.save(Checkpoint(tmp_path / "taken" / "phase.safetensors"), {"value": torch.ones(2)}, {}, torch.device("cpu"))
+    later.save(Checkpoint(tmp_path / "taken" / "phase.safetensors"), {"value": torch.ones(2)}, {})
     with pytest.raises(OSError, match="taken"):
         later.wait()
     later.wait()
     for other in (copy.deepcopy(later), pickle.loads(pickle.dumps(later))):
-        other.save(Checkpoint(tmp_path / "phase.safetensors"), {"value": torch.ones(2)}, {}, torch.device("cpu"))
+        other.save(Checkpoint(tmp_path / "phase.safetensors"), {"value": torch.ones(2)}, {})
         other.wait()
     assert Checkpoint(tmp_path / "phase.safetensors").load() is not None
 
@@ -214,14 +214,12 @@ def test_a_finished_phase_is_gone_on_from_at_its_best_weights(keep: str, epochs:
 
 
 def test_a_checkpoint_that_could_not_be_written_later_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_saves_beside", lambda device: True)
-    monkeypatch.setattr(loop, "_PAUSE", 0.0)
     folder = tmp_path / "taken"
     folder.write_text("no folder")
     learner = method("finetuning")
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     with pytest.raises(OSError, match="taken"):
-        learn(learner, 0, Fit(REGIME, folder=folder))
+        learn(learner, 0, Fit(REGIME, folder=folder, save_every=0.0))
     assert equal(learner.state_dict(), before)
 
 

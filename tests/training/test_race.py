@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,9 @@ from tests.training.test_fit import method, task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, feed
-from zeroforget.training import fit as loop
-from zeroforget.training.fit import UNFINISHED
-from zeroforget.training.graphs import in_turns
+from zeroforget.training.log import UNFINISHED
 from zeroforget.training.phases import Phases
-from zeroforget.training.seeding import Draws, seeded
+from zeroforget.training.seeding import seeded
 
 REGIME = Regime(epochs=6, batch_size=27, keep="last")
 Seen = list[tuple[int, int, str]]
@@ -128,7 +125,7 @@ def test_ctrl_c_leaves_all_of_them_what_they_were() -> None:
     assert all(equal(each, old) for each, old in zip(learners, before, strict=True))
 
 
-# Handed over in turns ---------------------------------------------------------------------------------------------
+# Alone and together -----------------------------------------------------------------------------------------------
 
 
 def dropping(width: int) -> Method:
@@ -141,22 +138,15 @@ def dropping(width: int) -> Method:
 
 
 @pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize("steps", [1, 2, 3, 100])
-def test_those_whose_steps_are_handed_over_in_turns_become_what_they_would_alone(
-    steps: int, resident: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
-    monkeypatch.setattr(loop, "_TURN", steps)
+def test_those_who_race_become_what_they_would_alone(resident: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not resident:
-        monkeypatch.setattr(feed, "_room", lambda device: -1)
-    regime, widths, heard = Regime(epochs=3, batch_size=16), (8, 12, 20), list[int]()
+        monkeypatch.setattr(feed, "budget", lambda device: -1)
+    regime, widths = Regime(epochs=3, batch_size=16), (8, 12, 20)
     together = [dropping(width) for width in widths]
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    logs = Fit(regime, progress=lambda p: heard.append(p.phase)).race(together, task(), 0)
+    logs = Fit(regime).race(together, task(), 0)
     assert torch.equal(torch.get_rng_state(), before)
-    first = min(steps, 4)  # an epoch has four
-    assert heard[: 3 * first] == [phase for phase in range(3) for _ in range(first)]
     for phase, (width, found, log) in enumerate(zip(widths, together, logs, strict=True)):
         alone = dropping(width)
         expected = Fit(regime, _phases=Phases({0: phase}))(alone, task(), 0)
@@ -172,73 +162,10 @@ def test_who_listens_hears_how_many_learn_side_by_side(many: int) -> None:
     assert set(heard) == {(phase, many) for phase in range(many)}
 
 
-def test_validation_is_handed_over_when_all_steps_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the host's time; meanwhile a GPU is to have steps of everybody."""
-    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
-    monkeypatch.setattr(loop, "_TURN", 3)
-    seen: list[str] = []
-    validate = loop._Loop._validate
-
-    def noted(self: loop._Loop) -> Tensor:
-        seen.append("validation")
-        return validate(self)
-
-    monkeypatch.setattr(loop._Loop, "_validate", noted)
-    learners = [dropping(width) for width in (8, 12, 20)]
-    Fit(Regime(epochs=1, batch_size=16), progress=lambda p: seen.append("step")).race(learners, task(), 0)
-    assert seen[: 3 * 4 + 3] == ["step"] * 12 + ["validation"] * 3
-
-
-def test_one_that_is_left_alone_hands_over_a_whole_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
-    monkeypatch.setattr(loop, "_TURN", 1)
-    parts: list[int] = []
-
-    class Noted(Draws):
-        @contextmanager
-        def __call__(self) -> Iterator[None]:
-            parts.append(1)
-            with super().__call__():
-                yield
-
-    monkeypatch.setattr(loop, "Draws", Noted)
-
-    def turns(logs: list[FitLog]) -> list[int]:
-        parts.append(0)
-        return [0] if logs[0].epochs else [0, 1]
-
-    Fit(Regime(epochs=3, batch_size=16)).race([dropping(8), dropping(12)], task(), 0, turns)
-    assert parts == [0, *[1] * 10, 0, 1, 0, 1, 0]  # four steps and a last look, of both; then whole epochs
-
-
-def test_parts_are_taken_in_turn_and_a_failure_closes_the_others() -> None:
-    seen: list[str] = []
-
-    def work(name: str, parts: int, fails: bool = False) -> Generator[None]:
-        try:
-            for part in range(parts):
-                seen.append(f"{name}{part}")
-                yield
-            if fails:
-                raise KeyError(name)
-        finally:
-            seen.append(f"{name} closed")
-
-    in_turns([work("a", 1), work("b", 3), work("c", 0)])
-    assert seen == ["a0", "b0", "c closed", "a closed", "b1", "b2", "b closed"]
-    seen.clear()
-    with pytest.raises(KeyError, match="b") as failed:
-        in_turns([work("a", 5), work("b", 1, fails=True), work("c", 5)])
-    assert seen == ["a0", "b0", "c0", "a1", "b closed", "c closed", "a closed"]
-    assert failed.tb is not None  # it keeps alive whatever was going on
-
-
 @pytest.mark.parametrize("heard", [3, 10])
-def test_a_race_in_turns_that_is_stopped_leaves_all_what_they_were(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_train_abreast", lambda device: True)
-    monkeypatch.setattr(loop, "_TURN", 1)
-    monkeypatch.setattr(feed, "_room", lambda device: -1)
-    monkeypatch.setattr(feed, "_SLOTS", 2)
+def test_a_race_that_is_stopped_leaves_all_what_they_were(heard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "budget", lambda device: -1)
+    monkeypatch.setattr(feed, "SLOTS", 2)
     left = heard
 
     def stop(progress: Progress) -> None:

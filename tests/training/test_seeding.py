@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from zeroforget.training.seeding import Draws, derive, generator, seeded
+from zeroforget.training.seeding import derive, generator, seeded
 
 
 def test_keys_that_only_look_alike_are_told_apart() -> None:
@@ -36,32 +36,3 @@ def test_inside_the_key_decides_and_outside_all_is_as_it_was() -> None:
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_who_draws_in_turn_draws_what_it_would_alone(device: str) -> None:
-    """Normal ones too, of which a CPU draws two at a time and remembers one."""
-
-    def draw() -> list[torch.Tensor]:
-        return [torch.rand(3), torch.randn(1), torch.rand(2, device=device), torch.randn(5, device=device)]
-
-    alone: dict[str, list[torch.Tensor]] = {}
-    for key in ("a", "b"):
-        with seeded(key):
-            alone[key] = [tensor for _ in range(3) for tensor in draw()]
-    torch.manual_seed(1)
-    outside = [draw() for _ in range(4)]
-    torch.manual_seed(1)
-    places: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
-    draws = {key: Draws(torch.device(device), key) for key in places}
-    for turn in range(3):
-        for tensor, other in zip(draw(), outside[turn], strict=True):
-            assert torch.equal(tensor, other)
-        for key, found in places.items():
-            with suppress(KeyError), draws[key]():
-                found += draw()
-                raise KeyError
-    assert all(torch.equal(one, other) for one, other in zip(draw(), outside[3], strict=True))
-    for key, found in places.items():
-        assert all(torch.equal(one, other) for one, other in zip(found, alone[key], strict=True))
-    assert not torch.equal(places["a"][0], places["b"][0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -13,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.data import Task
-from zeroforget.operators.recorded import Quick, rectified
-from zeroforget.operators.side_streams import late
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.mixing import partner
@@ -96,7 +93,6 @@ class Method(nn.Module):
         self.smoothing = 0.0
         self.share: Tensor | None = None
         self.coupled = True
-        self._rectified: dict[bool, list[Any]] = {}
         self.net = net
         self._set_example(example)
 
@@ -150,7 +146,6 @@ class Method(nn.Module):
         Whatever interrupts it, at whatever phase, leaves the method as it was before.
         """
         task.check()
-        self._rectified = {}  # the network may have been changed since
         before = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
         self.add_task(TaskSpec(task.name, len(task.classes)))
         try:
@@ -187,32 +182,8 @@ class Method(nn.Module):
         """The path of the head that is being learned."""
         return f"heads.{len(self.heads) - 1}"
 
-    def capture_key(self) -> object:
-        """What a recorded step depends on beside its tensors: another key, another recording."""
-        return None
-
     def before_step(self, done: float) -> None:
         """Before each batch; `done` is the share of the epoch that has passed."""
-
-    def computing(self, recorded: bool) -> AbstractContextManager[Any]:
-        """The context in which a step computes its loss: on a GPU, quick twins of common operators.
-
-        They save the GPU's time and cost Python's, which a recorded step spends once and any other one every time.
-        """
-        example = self.get_buffer("example")
-        if not recorded or not example.is_cuda:
-            return nullcontext()
-        mode = self.net.training
-        if mode not in self._rectified:
-            self._rectified[mode] = self.rectified(example)
-        return Quick(self._rectified[mode])
-
-    def rectified(self, example: Tensor) -> list[Any]:
-        """Where the network's rectifiers can run inside of the layers before them: the weights of these layers."""
-        return rectified(self.net, example)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_rectified": {}}  # a copy has weights of its own
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """What a step of training makes smaller."""
@@ -240,11 +211,6 @@ class Method(nn.Module):
         possible = logits > -torch.inf
         even = -logs.where(possible, 0.0).sum(1) / possible.sum(1)
         return (1 - self.smoothing) * losses + self.smoothing * even
-
-    def backward(self, loss: Tensor) -> None:
-        """Find the gradients; while a step is recorded, those of weights beside all others."""
-        with late(loss.device):
-            loss.backward()
 
     def after_backward(self) -> None:
         """Gradients are there, the step is not yet made."""

@@ -192,7 +192,7 @@ class Anchored(Method):
         """While a task is learned, what `firmness` has found: nothing of it changes before the end."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_firm": None}
+        return self.__dict__ | {"_firm": None}
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that all tasks share and that training may move."""

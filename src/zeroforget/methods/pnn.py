@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -106,10 +106,6 @@ class Pnn(Method):
     def moving(self) -> dict[str, Tensor]:
         """The same, statistics included."""
         return self.tensors_of(*self._learning())
-
-    def rectified(self, example: Tensor) -> list[Any]:
-        """Only of the first column: what others hear comes in between a layer and its rectifier."""
-        return [] if len(self.specs) > 1 else super().rectified(example)
 
     # Use -------------------------------------------------------------------------------------------------------
 

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.growing.growth import evenly, smallest_within, tapered
-from zeroforget.growing.layers import GrowingLayer
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import Method, Overhead, TaskSpec
 from zeroforget.methods.growth_search import standing, turns
-from zeroforget.operators.recorded import rectified
 from zeroforget.proving.grow import grow
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
-from zeroforget.training.fit import UNFINISHED, Diverged
+from zeroforget.training.learner import Diverged, diverged
+from zeroforget.training.log import UNFINISHED
 
 
 class Candidate(NamedTuple):
@@ -155,7 +154,6 @@ class Tfm(Method):
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """Learn a task: with the schedule's growth, or side by side with every growth of the search."""
         task.check()
-        self._rectified = {}  # another task, other layers
         spec = TaskSpec(task.name, len(task.classes))
         if self.specs and not self._searches():
             return self._learn_in_place(spec, task, fit)
@@ -217,14 +215,6 @@ class Tfm(Method):
         """Newborn tensors, and the newest task's statistics."""
         return self.net.moving()
 
-    def capture_key(self) -> object:
-        """Which layers fold their normalization in, which may change from epoch to epoch."""
-        return tuple(layer.folds for layer in self.net.body.modules() if isinstance(layer, GrowingLayer))
-
-    def rectified(self, example: Tensor) -> list[Any]:
-        """Those behind normalization: a growing layer runs its own."""
-        return rectified(self.net, example, len(self.specs) - 1)
-
     # Use -------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, task: int) -> Tensor:
@@ -260,9 +250,5 @@ def _check(start: float, growth: float, search: Sequence[float], search_start: S
 
 
 def _never_finite(task: Task, fit: Fit) -> Diverged:
-    return Diverged(
-        f"task '{task.name}': the validation loss was never a number, from learning rate {fit.regime.lr:g} on. Try a "
-        "lower lr, clip=1.0 to bound the gradient"
-        + (", or precision='float32'" if fit.regime.precision == "bf16" else "")
-        + ". What was learned before this task is unchanged."
-    )
+    what = f"the validation loss was never a number, from learning rate {fit.regime.lr:g} on"
+    return diverged(task, fit.regime, what)

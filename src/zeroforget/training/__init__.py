@@ -1,7 +1,8 @@
 """The one training loop, its regime, and evaluation."""
 
 from zeroforget.training.evaluate import accuracy, logits
-from zeroforget.training.fit import Diverged, Fit, Learner
+from zeroforget.training.fit import Fit
+from zeroforget.training.learner import Diverged, Learner
 from zeroforget.training.log import FitLog, Progress
 from zeroforget.training.regime import Regime
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +98,7 @@ class Later:
         """Whether one is still being written."""
         return self._written is not None and not self._written.done()
 
-    def save(self, file: Checkpoint, tensors: dict[str, Tensor], facts: dict[str, Any], device: torch.device) -> None:
+    def save(self, file: Checkpoint, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """As `Checkpoint.save`, of the tensors as they are now; what went wrong with the last one is raised here."""
         self.wait()
         try:
@@ -104,7 +106,7 @@ class Later:
         except torch.OutOfMemoryError:  # then training waits
             file.save(tensors, facts)
             return
-        if device.type == "cuda":
+        if (device := next((t.device for t in kept.values() if t.is_cuda), None)) is not None:
             now = torch.cuda.current_stream(device)
             if self._stream is None or self._stream.device != now.device:
                 self._stream = torch.cuda.Stream(now.device)
@@ -131,6 +133,62 @@ class Later:
 
     def __reduce__(self) -> tuple[type[Later], tuple[()]]:
         return Later, ()  # threads stay where they are
+
+
+PAUSE = 20.0
+"""Seconds of training on a GPU that an interruption may cost; there an epoch takes less time than to write one down."""
+
+
+class PhaseFile:
+    """One phase of a task on disk: after every epoch, or every so many seconds (`pause`), beside the next epochs.
+
+    At the end always, and at once: what a later phase does may depend on every bit of this one.
+    """
+
+    def __init__(self, folder: Path, phase: int, task: int, later: Later, pause: float | None) -> None:
+        self.folder, self.phase, self.task, self.later, self.pause = folder, phase, task, later, pause
+        self._next = -math.inf if pause is None else time.perf_counter() + pause
+
+    def _file(self, task: int) -> Checkpoint:
+        """The first task's has the name that earlier versions gave to that of any task."""
+        return Checkpoint(self.folder / f"phase-{self.phase:03d}{f'-task-{task:03d}' if task else ''}.safetensors")
+
+    def save(
+        self,
+        now: dict[str, Tensor],
+        best: dict[str, Tensor] | None,
+        optimizer: torch.optim.Optimizer | None,
+        facts: dict[str, Any],
+        *,
+        ended: bool,
+    ) -> None:
+        """Where it stands, if it is time to: its weights, the best ones (None: they are the same), the optimizer."""
+        began = time.perf_counter()
+        soon = began < self._next or (self.later.busy and began < self._next + (self.pause or 0.0))
+        if soon and not ended:
+            return
+        state, numbers = ({}, {}) if optimizer is None else optimizer_tensors(optimizer)
+        parts = {"now": now, "best": best or {}, "optimizer": state}
+        tensors = {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+        facts = facts | {"optimizer": numbers, "task": self.task}
+        if self.pause is None or ended:
+            self.later.wait()
+            self._file(self.task).save(tensors, facts)
+        else:
+            self.later.save(self._file(self.task), tensors, facts)
+            self._next = time.perf_counter() + self.pause
+
+    def load(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
+        """Where an interrupted run stopped: its tensors as `now`, `best` and `optimizer`, and the facts."""
+        saved = self._file(self.task).load() or self._file(0).load()
+        if saved is None or saved[1].get("task", self.task) != self.task:
+            return None
+        parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
+        for name, tensor in saved[0].items():
+            part, rest = name.split("/", 1)
+            parts[part][rest] = tensor
+        parts["best"] = parts["best"] or parts["now"]
+        return parts, saved[1]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -19,7 +19,7 @@ from zeroforget.data import Split
 
 SHARE = 0.5
 """Of a device's free memory images may take so much; the rest is for the network."""
-_SLOTS = 8
+SLOTS = 8
 """So many batches are on their way at once, or a quarter of them all if those are fewer, but two."""
 _WORKERS = 4
 """Threads that gather images."""
@@ -52,7 +52,7 @@ class Streamed:
         self.split = Split(split.images.detach().cpu(), split.labels.cpu(), rows)
         size, pinned = min(size, len(split)), device.type == "cuda"
         batches = -(-len(split) // size)
-        slots = min(_SLOTS, batches, max(2, batches // 4))
+        slots = min(SLOTS, batches, max(2, batches // 4))
         shape, dtype = split.images.shape[1:], split.images.dtype
         images = torch.zeros((slots * size, *shape), dtype=dtype, device=device)
         self.window = Split(images, torch.zeros(slots * size, dtype=torch.int64, device=device))
@@ -83,7 +83,7 @@ class Streamed:
             slot = number % slots
             if (brought := self._brought[slot]) is not None:
                 brought.synchronize()  # the host's memory may be written to again
-            gathered.append(workers.submit(self._gather, parts[number], slot))
+            gathered.append(workers.submit(self.gather, parts[number], slot))
 
         try:
             for number in range(min(slots, len(parts))):
@@ -99,7 +99,7 @@ class Streamed:
         finally:
             workers.shutdown(cancel_futures=True)
 
-    def _gather(self, index: Tensor, slot: int) -> None:
+    def gather(self, index: Tensor, slot: int) -> None:
         """Put these images together, on the host; the GPU is left alone, where a step may be being recorded."""
         self._images[slot, : len(index)], self._labels[slot, : len(index)] = self.split.batch(index)
 
@@ -127,27 +127,30 @@ class Streamed:
 Feed = Resident | Streamed
 
 
-def feeds(splits: tuple[Split, Split], sizes: tuple[int, int], device: torch.device) -> Callable[[], tuple[Feed, Feed]]:
-    """For a learner's training and validation, in batches of at most these sizes; what streams is each learner's own.
-    Images for validation come to the device first."""
+def feeds(splits: tuple[Split, Split], sizes: tuple[int, int], device: torch.device) -> tuple[Feed, Feed]:
+    """For training and validation, in batches of at most these sizes. Those for validation come to the device first."""
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    train, val = splits
-    room = _room(device)
-    validation = Resident(_resident(val, device)) if _needed(val, device) <= room else None
-    room -= 0 if validation is None else _needed(val, device)
-    training = Resident(_resident(train, device)) if _needed(train, device) <= room else None
-
-    def made() -> tuple[Feed, Feed]:
-        return (
-            Streamed(train, device, sizes[0]) if training is None else training,
-            Streamed(val, device, sizes[1]) if validation is None else validation,
-        )
-
-    return made
+    made, left = list[Feed](), budget(device)
+    for split, size in ((splits[1], sizes[1]), (splits[0], sizes[0])):
+        needed = _needed(split, device)
+        if needed <= left:
+            made.append(Resident(_resident(split, device)))
+            left -= needed
+        else:
+            made.append(Streamed(split, device, size))
+    return made[1], made[0]
 
 
-def _room(device: torch.device) -> float:
+def batch_sizes(images: int, batch: int) -> list[int]:
+    """How many images each step sees. One that is left over joins the batch before: alone it has no spread."""
+    whole, rest = divmod(images, batch)
+    if rest == 1 and whole:
+        return [batch] * (whole - 1) + [batch + 1]
+    return [batch] * whole + [rest] * (rest > 0)
+
+
+def budget(device: torch.device) -> float:
     """How many bytes of images may come to the device."""
     if device.type != "cuda":
         return math.inf

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+UNFINISHED = "its turn did not come again"
+"""Why a learner of a race stopped that others decided."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,15 @@ class FitLog:
         self.seconds += epoch.seconds
         return better
 
+    def until(self, count: int, keep: str) -> FitLog:
+        """The log as it was after so many epochs, if there are more."""
+        if len(self.epochs) <= count:
+            return self
+        log = FitLog()
+        for epoch in self.epochs[:count]:
+            log.add(epoch, keep)
+        return log
+
     @property
     def val_accuracy(self) -> float:
         """The validation accuracy of the weights that were kept."""
@@ -76,3 +90,21 @@ class Progress:
     last: Epoch | None
     abreast: int = 1
     """How many learn the task side by side, this being one of them: candidates of a search."""
+
+
+@dataclass
+class Reporter:
+    """Tells how far training is: the last step of an epoch always, others so many seconds apart."""
+
+    tell: Callable[[Progress], None] | None
+    pause: float
+    where: Progress
+    _told: float = -math.inf
+
+    def __call__(self, epoch: int, step: int, lr: float, log: FitLog) -> None:
+        """So many steps of this epoch are done."""
+        if self.tell is None or (step < self.where.steps and time.monotonic() < self._told + self.pause):
+            return
+        self._told = time.monotonic()
+        last = log.epochs[-1] if log.epochs else None
+        self.tell(replace(self.where, epoch=epoch, step=step, lr=lr, last=last))

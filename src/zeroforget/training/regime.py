@@ -229,6 +229,14 @@ class Regime:
             raise ValueError(f"options: {self.optimizer} does not take {self.options}: {error}") from error
         return optimizer
 
+    def set_rate(self, optimizer: torch.optim.Optimizer | None, lr: float) -> None:
+        """From now on its steps are made at this learning rate."""
+        for group in optimizer.param_groups if optimizer else ():
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's context: bf16 autocast, or nothing."""
         if self.precision == "bf16":

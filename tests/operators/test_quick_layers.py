@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.operators.kernel_twins import rectified
 from zeroforget.nets import build
-from zeroforget.operators import recorded as quick
-from zeroforget.operators.recorded import Quick
+from zeroforget.operators import quick_layers as quick
+from zeroforget.operators.quick_layers import Quick
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_batch_normalization_is_that_of_torch(data: st.DataObject) -> None:
         tensor.requires_grad_(any(tensor is one for one in own))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quick, "fits", lambda x: True)
-        with Quick(quick.rectified(twin, x.detach())):
+        with Quick(rectified(twin, x.detach())):
             ours = twin(x)
     assert "Standardized" in ours.grad_fn.name()
     torch.testing.assert_close(ours, y)
@@ -161,19 +162,6 @@ def test_batch_normalization_that_is_computed_again_is_left_alone(everywhere: li
         y = checkpoint(layer, x, use_reentrant=False)
     assert not everywhere
     y.square().sum().backward()
-
-
-def test_one_image_is_enough_to_look_and_an_error_leaves_statistics() -> None:
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
-    net.append(nn.Linear(4, 8)).append(nn.BatchNorm1d(8))
-    assert len(quick.rectified(net.train(), torch.randn(1, 3, 8, 8))) == 1
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    net.append(nn.Linear(9, 8))
-    with pytest.raises(RuntimeError):
-        quick.rectified(net, torch.randn(2, 3, 8, 8))
-    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
 
 
 def test_what_is_normalized_may_be_overwritten(everywhere: list[torch.Size]) -> None:
@@ -328,7 +316,7 @@ class Peeking(nn.Module):
 
 
 def weights_of(net: nn.Module) -> list[Tensor]:
-    return [weight for ref in quick.rectified(net, torch.randn(2, 3, 8, 8)) if (weight := ref()) is not None]
+    return [weight for ref in rectified(net, torch.randn(2, 3, 8, 8)) if (weight := ref()) is not None]
 
 
 def test_rectifiers_that_alone_read_a_convolution_are_found() -> None:
@@ -358,7 +346,7 @@ def test_networks_compute_what_they_did(name: str, options: dict[str, Any], ever
     shape = (3, 64, 64)
     net = build(name, shape, width=0.1, **options).double()
     x = torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
-    found = quick.rectified(net, x.detach())
+    found = rectified(net, x.detach())
     inputs = [x, *net.parameters()]
     y = net(x)
     g = torch.randn_like(y)
@@ -372,10 +360,10 @@ def test_networks_compute_what_they_did(name: str, options: dict[str, Any], ever
 
 def test_a_weight_that_is_gone_rectifies_nothing() -> None:
     net = chain()
-    refs = quick.rectified(net, torch.randn(2, 3, 8, 8))
-    assert len(Quick(refs)._rectified) == 2
+    refs = rectified(net, torch.randn(2, 3, 8, 8))
+    assert Quick(refs).rectified == 2
     del net
-    assert not Quick(refs)._rectified
+    assert Quick(refs).rectified == 0
 
 
 def test_rectifiers_may_come_late_and_in_any_order(everywhere: list[torch.Size]) -> None:
@@ -389,23 +377,12 @@ def test_rectifiers_may_come_late_and_in_any_order(everywhere: list[torch.Size])
             return self.one[1](a) - self.two[1](b)
 
     net, x = Crossing(), torch.randn(2, 3, 8, 8)
-    found = quick.rectified(net, x)
+    found = rectified(net, x)
     assert len(found) == 2
     wanted = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
     with Quick(found):
         y = net(x)
     torch.testing.assert_close(torch.autograd.grad(y.square().sum(), list(net.parameters())), wanted)
-
-
-def test_looking_changes_neither_statistics_nor_draws() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    assert len(quick.rectified(net, torch.ones(2, 3, 8, 8))) == 1
-    assert torch.equal(torch.rand(4), expected)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
 def test_a_bias_that_is_a_slice(everywhere: list[torch.Size]) -> None:

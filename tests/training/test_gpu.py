@@ -1,4 +1,4 @@
-"""Learners that train side by side on a GPU, at the same time, are what they would have become alone."""
+"""Training on a GPU: recorded steps, races, checkpoints beside it, images that are brought over."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from zeroforget import nets
 from zeroforget.data import Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
-from zeroforget.training import Fit, Progress, Regime, feed, fit
-from zeroforget.training.graphs import lanes
+from zeroforget.methods.registry import build
+from zeroforget.training import Fit, Progress, Regime, feed
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
-
-def test_without_a_gpu_and_alone_there_are_no_lanes() -> None:
-    draws = torch.get_rng_state()
-    for lane in [*lanes(torch.device("cpu"), 3), *lanes(torch.device("cuda"), 1)]:
-        with lane():
-            assert torch.equal(torch.get_rng_state(), draws)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+EXAMPLE = torch.zeros(2, 1, 16, 16)
 
 
 def learner(task: Task, width: int) -> Finetuning:
@@ -32,14 +29,13 @@ def learner(task: Task, width: int) -> Finetuning:
     return method
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("capture", [True, False])
-def test_side_by_side_as_alone(capture: bool, steps: int, resident: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "_TURN", steps)
+def test_those_who_race_become_what_they_would_alone(
+    capture: bool, resident: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not resident:
-        monkeypatch.setattr(feed, "_room", lambda device: -1)
+        monkeypatch.setattr(feed, "budget", lambda device: -1)
     task = scenario("digits/5", seed=0).tasks[0]
     regime = Regime(epochs=4, device="cuda", capture=capture)
     widths = (48, 256, 2048)
@@ -55,16 +51,31 @@ def test_side_by_side_as_alone(capture: bool, steps: int, resident: bool, monkey
         assert all(torch.equal(tensor, state[name]) for name, tensor in found.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["finetuning", "tfm", "packnet", "lwf", "pnn"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_recorded_steps_learn_what_others_do(name: str, precision: str) -> None:
+    """One epoch of two tasks, batches of two sizes: rounding apart."""
+    found = []
+    for capture in (True, False):
+        regime = Regime(lr=0.01, epochs=1, batch_size=48, device="cuda", capture=capture, precision=precision)
+        with seeded("net"):
+            method = build(name, nets.build("vgg16-tiny", (1, 16, 16), width=0.125, dropout=0.0, norm="batch"), EXAMPLE)
+        method.to("cuda")
+        for task in scenario("digits/5", seed=0).tasks[:2]:
+            with seeded("learn"):
+                method.learn(task, Fit(regime))
+        found.append({k: v.cpu() for k, v in method.state_dict().items() if v.is_floating_point()})
+    for key, value in found[0].items():
+        near = 1e-2 if precision == "float32" else 1e-1
+        torch.testing.assert_close(value, found[1][key], rtol=near, atol=near, msg=lambda m, k=key: f"{k}: {m}")
+
+
 class Stop(Exception):
     pass
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("capture", [True, False])
-def test_checkpoints_beside_training_change_nothing_and_are_gone_on_from(
-    capture: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit, "_PAUSE", 0.0)
+def test_checkpoints_beside_training_change_nothing_and_are_gone_on_from(capture: bool, tmp_path: Path) -> None:
     task = scenario("digits/5", seed=0).tasks[0]
     regime = Regime(epochs=30, device="cuda", capture=capture, options={"momentum": 0.9})
     widths = (48, 4096)
@@ -76,7 +87,9 @@ def test_checkpoints_beside_training_change_nothing_and_are_gone_on_from(
             raise Stop
 
     with pytest.raises(Stop):
-        Fit(regime, folder=tmp_path, progress=stop).race([learner(task, width) for width in widths], task, 0)
+        Fit(regime, folder=tmp_path, progress=stop, save_every=0.0).race(
+            [learner(task, width) for width in widths], task, 0
+        )
     assert list(tmp_path.glob("*.safetensors"))
     found, epochs = [learner(task, width) for width in widths], set[tuple[int, int]]()
     Fit(regime, folder=tmp_path, progress=lambda p: epochs.add((p.phase, p.epoch))).race(found, task, 0)
@@ -86,7 +99,6 @@ def test_checkpoints_beside_training_change_nothing_and_are_gone_on_from(
         assert all(torch.equal(tensor, state[name]) for name, tensor in one.state_dict().items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_algorithms_are_tried_for_the_usual_batch_only() -> None:
     task = scenario("digits/5", seed=0).tasks[0]
     method = learner(task, 48)

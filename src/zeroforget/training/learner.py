@@ -1,0 +1,93 @@
+"""What the training loop needs of a method, and what it says when that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from zeroforget.data import Task
+from zeroforget.training.evaluate import Predictor
+from zeroforget.training.regime import Regime
+
+
+class Learner(Protocol):
+    """A loss, hooks that the loop calls by name, and the tensors that training may change."""
+
+    def trainable(self) -> Iterable[nn.Parameter]: ...
+    def moving(self) -> dict[str, Tensor]: ...
+    def before_step(self, done: float) -> None: ...
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor: ...
+    def after_backward(self) -> None: ...
+    def after_step(self) -> None: ...
+    def predictor(self, task: int) -> Predictor: ...
+    def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    smoothing: float
+    """The regime's label smoothing: set before training begins."""
+    share: Tensor | None
+    """Where a step mixes images, each one's share of itself; the rest is its partner's."""
+    coupled: bool
+    """Whether the gradient of one weight has a say in how another one moves: set before training begins."""
+    graph_safe: ClassVar[bool]
+    """Whether a step is the same operators on the same tensors every time."""
+
+
+class Diverged(ValueError):
+    """Training met NaN or infinity and was stopped; what had been learned before is as it was."""
+
+
+def diverged(task: Task, regime: Regime, what: str) -> Diverged:
+    """What happened, and what to do about it."""
+    return Diverged(
+        f"task '{task.name}': {what}. Try a lower lr, clip=1.0 to bound the gradient"
+        + (", or precision='float32'" if regime.precision == "bf16" else "")
+        + ". What was learned before this task is unchanged."
+    )
+
+
+def check_loss(learner: Learner, loss: Any) -> None:
+    """Refuse what no gradient can be found of."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        found = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        without = " without one" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+        raise ValueError(f"{type(learner).__name__}.loss must return one number with a gradient, not {found}{without}")
+
+
+@contextmanager
+def not_one_image(task: Task, regime: Regime, images: int) -> Iterator[None]:
+    """Around a loss over so many images: batch normalization that finds one value alone says so in the task's words."""
+    try:
+        yield
+    except ValueError as error:
+        if images > 1:
+            raise
+        raise ValueError(
+            f"task '{task.name}': a batch of one image cannot be learned from ({error}). Give the task at least 2 "
+            f"training images (it has {len(task.train)}) and the regime a batch_size of at least 2 (it is "
+            f"{regime.batch_size})"
+        ) from error
+
+
+@torch.no_grad()
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies; on a GPU most of them at once."""
+    copies = {n: torch.empty_like(t) if t.dtype == torch.float32 else t.clone() for n, t in tensors.items()}
+    if many := [name for name, tensor in tensors.items() if tensor.dtype == torch.float32]:
+        torch._foreach_copy_([copies[name] for name in many], [tensors[name] for name in many])
+    return copies
+
+
+@torch.no_grad()
+def restore(tensors: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Put back what was copied, or saved by another process."""
+    kinds = [{name: (tensor.shape, tensor.dtype) for name, tensor in each.items()} for each in (tensors, saved)]
+    if other := sorted({name for name, _ in kinds[0].items() ^ kinds[1].items()}):
+        raise ValueError(f"the checkpoint belongs to another network: {', '.join(other[:4])} do not match")
+    for name, tensor in tensors.items():
+        tensor.copy_(saved[name])
