@@ -40,6 +40,19 @@ def method(name: str = "tfm", **options: object) -> Tfm:
     return made
 
 
+EXAMPLE = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Regime:
+    """A regime for a GPU, whether there is one or not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    regime = Regime(device="cuda")
+    monkeypatch.undo()
+    return regime
+
+
 def test_both_names_are_found_and_differ_in_normalization(digits: Scenario) -> None:
     assert {"tfm", "tfm-nofn"} <= set(names())
     for name, has in [("tfm", True), ("tfm-nofn", False)]:
@@ -106,6 +119,62 @@ def test_a_schedule_in_steps_smaller_than_a_feature_is_followed_without_a_word()
     again = method(start=0.45, growth=0.01, align=8)
     again.replay(json.loads(json.dumps(learner.structure())))
     assert widths[1] == widths[0] != widths[-1] == again.net.widths()
+
+
+def test_widths_that_are_left_open_are_as_the_device_likes_them(digits: Scenario, on_gpu: Regime) -> None:
+    assert Tfm.settled({"align": None, "fn": "all"}, Regime()) == {"align": 1, "fn": "all"}
+    assert Tfm.settled({"align": None}, on_gpu) == {"align": 8}
+    assert Tfm.settled({"align": 1}, on_gpu) == {"align": 1}
+    learner = method(start=0.45)
+    learner.learn(digits.tasks[0], Fit(Regime(epochs=1)))
+    assert [entry["align"] for entry in learner.structure()] == [1]
+    assert any(width % 8 for width in learner.net.widths().values())
+
+
+def test_structure_that_was_learned_on_a_gpu_is_replayed_anywhere() -> None:
+    there, here = method(start=0.45, align=8), method(start=0.45)
+    there.add_task(TaskSpec("a", 2))
+    here.replay(json.loads(json.dumps(there.structure())))
+    there.add_task(TaskSpec("b", 2))
+    here.add_task(TaskSpec("b", 2))
+    assert here.net.widths() == there.net.widths()
+    assert not any(width % 8 for width in here.net.widths().values())
+    older = method(start=0.45)  # that did not say: widths were multiples of 1, unless the option said otherwise
+    older.replay([{"name": "a", "classes": 2, "growth": 0.45}])
+    older.add_task(TaskSpec("b", 2))
+    plain = method(start=0.45, align=1)
+    plain.add_task(TaskSpec("a", 2)), plain.add_task(TaskSpec("b", 2))
+    assert older.net.widths("a") == plain.net.widths("a") != there.net.widths("a")
+    assert older.net.widths() == plain.net.widths()
+
+
+def test_a_network_that_grows_already_is_taken_with_its_tasks(digits: Scenario) -> None:
+    first = method(start=0.4, align=4)
+    first.learn(digits.tasks[0], Fit(FEW))
+    before = first.predictor(0)(EXAMPLE)
+    second = Tfm(first.net, EXAMPLE, growth=0.3)
+    assert second.net is first.net
+    assert [spec.name for spec in second.specs] == [digits.tasks[0].name]
+    second.learn(digits.tasks[1], Fit(FEW))
+    assert second.structure()[1]["growth"] == 0.3
+    assert second.structure()[1]["align"] == 4
+    assert torch.equal(second.predictor(0)(EXAMPLE), before)
+
+
+def test_a_first_task_that_fails_leaves_a_network_that_can_learn_it(digits: Scenario) -> None:
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    learner, whole = method(start=0.4), method(start=0.4)
+    draws = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(digits.tasks[0], Fit(FEW, progress=stop))
+    assert not learner.specs
+    assert not learner.net.history
+    for each in (learner, whole):
+        torch.set_rng_state(draws)
+        each.learn(digits.tasks[0], Fit(FEW))
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in learner.state_dict().items())
 
 
 def test_early_layers_may_start_wider(digits: Scenario) -> None:

@@ -13,6 +13,7 @@ from zeroforget.data import Task, scenario
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.registry import build
+from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime, feed
 from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
@@ -68,6 +69,17 @@ def test_recorded_steps_learn_what_others_do(name: str, precision: str) -> None:
     for key, value in found[0].items():
         near = 1e-2 if precision == "float32" else 1e-1
         torch.testing.assert_close(value, found[1][key], rtol=near, atol=near, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_widths_are_multiples_of_8_and_replayed_as_such_elsewhere() -> None:
+    made = [build("tfm", nets.build("small", (1, 8, 8)), torch.zeros(2, 1, 8, 8), start=0.45) for _ in range(2)]
+    there, here = made[0].to("cuda"), made[1]
+    for task in scenario("digits/5", seed=0).tasks[:2]:
+        there.learn(task, Fit(Regime(epochs=1, device="cuda")))
+    here.replay(there.structure())
+    here.load_state_dict(there.state_dict())
+    assert isinstance(here, Tfm)
+    assert not any(width % 8 for width in here.net.widths().values())
 
 
 class Stop(Exception):

@@ -58,7 +58,7 @@ ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's fo
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]
 Align = Annotated[
     int | None,
-    typer.Option(help="Layers grow to multiples of this; 8 suits a GPU. Counts when the model is made; 1 by default."),
+    typer.Option(help="Layers grow to multiples of this; by default of 8 on a GPU. Counts when the model is made."),
 ]
 
 

@@ -33,11 +33,12 @@ class Choice:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    def all_options(self) -> dict[str, Any]:
-        """The options in force: the signature's defaults, what the name implies, what was chosen."""
+    def all_options(self, regime: Regime | None = None) -> dict[str, Any]:
+        """The options in force: the signature's defaults, what the name implies, what was chosen; what is left open, as
+        the regime decides it."""
         cls, implied = registry.find(self.method)
         defaults = {n: p.default for n, p in registry.options(cls).items() if p.default is not p.empty}
-        return defaults | implied | self.options
+        return cls.settled(defaults | implied | self.options, regime or Regime())
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RunConfig:
             "network": self.network.to_dict(),
             "label": self.choice.label,
             "method": self.choice.method,
-            "options": self.choice.all_options(),
+            "options": self.choice.all_options(self.regime),
             "regime": dataclasses.asdict(self.regime),
             "seed": self.seed,
             "search": dataclasses.asdict(self.search),

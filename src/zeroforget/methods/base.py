@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.data import Task
-from zeroforget.training import Fit, FitLog
+from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.mixing import partner
 
@@ -85,6 +85,11 @@ class Method(nn.Module):
     def names(cls) -> dict[str, dict[str, Any]]:
         """Every name on the command line, with the options that it implies."""
         return {cls.name: {}} if cls.__dict__.get("name") else {}
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any], regime: Regime) -> dict[str, Any]:
+        """The options in force under a regime: what one of them leaves open may depend on the device."""
+        return dict(options)
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
         super().__init__()

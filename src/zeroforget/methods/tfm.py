@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.growing.growth import evenly, smallest_within, tapered
+from zeroforget.growing.growth import evenly, smallest_within, suited_to, tapered
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import Method, Overhead, TaskSpec
 from zeroforget.methods.growth_search import standing, turns
 from zeroforget.proving.grow import grow
-from zeroforget.training import Fit, FitLog
+from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.learner import Diverged, diverged
 from zeroforget.training.log import UNFINISHED
@@ -35,6 +35,9 @@ class Tfm(Method):
 
     Masana, Tuytelaars and van de Weijer, "Ternary Feature Masks: zero-forgetting for task-incremental learning", 2021.
 
+    A network that grows already is taken as it is, with its tasks; `unit`, `align`, `fn`, `bridge`, `keep` and
+    `unknown` are then its own.
+
     Options:
         start: the share of the network that the first task gets.
         growth: the share that each later task adds, while there is room.
@@ -46,7 +49,7 @@ class Tfm(Method):
         margin: how much validation accuracy may be given up for a smaller growth.
         prune: stop those candidates of a search that cannot be chosen any more.
         unit: what the shares are of, "features" or "weights".
-        align: keep the widths of layers at multiples of this.
+        align: keep the widths of layers at multiples of this; by default of 8 on a GPU, of 1 elsewhere.
         fn: feature normalization: "reused" features, "all", or "none" ("TFM w/o FN").
         bridge: "zero" or "random": how weights from new features into old ones start.
         keep: paths of modules whose features shall not grow.
@@ -80,7 +83,7 @@ class Tfm(Method):
         margin: float = 0.015,
         prune: bool = True,
         unit: str = "features",
-        align: int = 1,
+        align: int | None = None,
         fn: str = "reused",
         bridge: str = "zero",
         keep: Sequence[str] = (),
@@ -91,10 +94,15 @@ class Tfm(Method):
         if early is not None and unit != "features":
             raise ValueError(f"early is a share of features, so unit must be 'features', not '{unit}'")
         _check(start, growth, search, search_start, margin)
-        smallest = min([start, *search_start])
-        options: dict[str, Any] = dict(unit=unit, align=align, fn=fn, bridge=bridge, keep=keep, unknown=unknown)
-        grown = grow(net, example, start=smallest, limit=1.0, **options)
-        super().__init__(grown, example)
+        if not isinstance(net, GrowingNetwork):
+            smallest = min([start, *search_start])
+            options: dict[str, Any] = dict(unit=unit, fn=fn, bridge=bridge, keep=keep, unknown=unknown)
+            net = grow(net, example, start=smallest, limit=1.0, align=1 if align is None else align, **options)
+        else:
+            align = net.limits.align
+        super().__init__(net, example)
+        self.specs = [TaskSpec(record.name, record.classes) for record in net.history]
+        self.align = align
         self.start = start
         self.growth = growth
         self.early = early
@@ -126,13 +134,25 @@ class Tfm(Method):
         self.specs.pop()
 
     def structure(self) -> list[dict[str, Any]]:
-        """Each task with the growth it got."""
-        return [asdict(record) for record in self.net.history]
+        """Each task with the growth it got, and of what number widths were multiples."""
+        return [asdict(record) | {"align": self.net.limits.align} for record in self.net.history]
 
     def replay(self, structure: Sequence[dict[str, Any]]) -> None:
         """Grow as it was."""
         for entry in structure:
+            self._keep_to(entry.get("align", 1 if self.align is None else self.align))
             self._add(TaskSpec(entry["name"], entry["classes"]), entry["growth"], entry.get("rank", 0))
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any], regime: Regime) -> dict[str, Any]:
+        """Where widths are left open, the device decides."""
+        left_open = options.get("align") is None
+        return dict(options) | ({"align": suited_to(regime.device)} if left_open else {})
+
+    def _keep_to(self, align: int) -> None:
+        """Widths are multiples of this from now on."""
+        self.align = align
+        self.net.limits = replace(self.net.limits, align=align)
 
     def _searches(self) -> bool:
         return bool(self.search if self.specs else self.search_start)
@@ -155,7 +175,9 @@ class Tfm(Method):
         """Learn a task: with the schedule's growth, or side by side with every growth of the search."""
         task.check()
         spec = TaskSpec(task.name, len(task.classes))
-        if self.specs and not self._searches():
+        if self.align is None:
+            self._keep_to(self.net.limits.align if self.specs else suited_to(fit.regime.device))
+        if not self._searches():
             return self._learn_in_place(spec, task, fit)
         candidates, draws = self.candidates(), torch.get_rng_state()
         trials = [self._grown(spec, candidate, draws) for candidate in candidates]
@@ -196,13 +218,17 @@ class Tfm(Method):
 
     def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:
         candidate = self.candidates()[0]
+        unlearned = None if self.specs else copy.deepcopy(self.net)  # a first task cannot be dropped
         self._add(spec, *candidate)
         try:
             log = fit(self, task, len(self.specs) - 1)
             if not math.isfinite(log.val_accuracy):
                 raise _never_finite(task, fit)
         except BaseException:
-            self.drop_task()
+            if unlearned is None:
+                self.drop_task()
+            else:
+                self.net, self.specs = unlearned, []
             raise
         log.notes |= _noted(candidate)
         return log

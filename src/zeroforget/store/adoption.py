@@ -18,6 +18,7 @@ from zeroforget.data.readers.folder import composed
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.proving.adopt import split_head
 from zeroforget.proving.grow import grow
@@ -25,7 +26,7 @@ from zeroforget.proving.trial_networks import in_service
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Folder
-from zeroforget.store.learning import Grower, Learning, backbone_of, now
+from zeroforget.store.learning import Learning, backbone_of, now
 from zeroforget.store.names import task_name
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, Watch
@@ -143,7 +144,7 @@ class _Adoption(Learning):
         return grown
 
     @torch.no_grad()
-    def _train(self, grower: Grower) -> FitLog:
+    def _train(self, grower: Tfm) -> FitLog:
         grower.add_task(TaskSpec(self.ready.task.name, len(self.ready.task.classes)))
         own, head = grower.net.heads[0], self.classifier.linear
         own.get_parameter("weight").copy_(head.weight)

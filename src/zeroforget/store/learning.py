@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,8 @@ from zeroforget import nets
 from zeroforget._version import __version__
 from zeroforget.files import atomic
 from zeroforget.files.hashes import sha256
+from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.methods.base import Method, TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.proving.grow import grow
@@ -103,7 +102,12 @@ def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
                 "zeroforget.adopt in Python, where any module will do"
             )
         nets.find(network)
-        return Backbone(network, {"width": width}, (1 if options.gray else 3, size, size), align=options.align or 1)
+        return Backbone(
+            network,
+            {"width": width},
+            (1 if options.gray else 3, size, size),
+            align=options.align or suited_to(options.device),
+        )
     if name in (task.name for task in chain.tasks):
         raise ModelError(f"there is a task '{name}' already, and learned tasks never change; choose another name")
     if not chain.tasks:
@@ -136,17 +140,6 @@ def _no_growth(options: Options) -> None:
         )
 
 
-class Grower(Tfm):
-    """Ternary feature masks over a network that is already there."""
-
-    def __init__(self, net: GrowingNetwork, backbone: Backbone, growths: Sequence[float], margin: float) -> None:
-        Method.__init__(self, net, example(backbone))
-        self.start, self.growth, self.margin = backbone.start, growths[0], margin
-        self.search = tuple(growths) if len(growths) > 1 else ()
-        self.search_start, self.prune, self.early = (), True, None
-        self.specs = [TaskSpec(record.name, record.classes) for record in net.history]
-
-
 class Learning:
     """One task on its way into the folder; the lock is held."""
 
@@ -170,7 +163,14 @@ class Learning:
         self.additions = self._different()
         self.growths = tuple(one.growth for one in self.additions)
         self.watch.adds(self.additions)
-        grower = Grower(self.net, self.backbone, self.growths, self.options.margin).to(self.options.device)
+        grower = Tfm(
+            self.net,
+            example(self.backbone),
+            start=self.backbone.start,
+            growth=self.growths[0],
+            search=self.growths if len(self.growths) > 1 else (),
+            margin=self.options.margin,
+        ).to(self.options.device)
         log = self._train(grower)
         grower.to("cpu")
         return grower.net, log
@@ -218,7 +218,7 @@ class Learning:
                 self.watch.say(f"a growth of {growth:g} adds the same features as {first.growth:g} and is not tried")
         return list(found.values())
 
-    def _train(self, grower: Grower) -> FitLog:
+    def _train(self, grower: Tfm) -> FitLog:
         training = self.folder.path / TRAINING
         plan, before = self._plan(), _planned(training / "plan")
         if before != plan:
@@ -244,7 +244,7 @@ class Learning:
                 "over. The model is as it was"
             ) from error
 
-    def _fit(self, grower: Grower, training: Path) -> FitLog:
+    def _fit(self, grower: Tfm, training: Path) -> FitLog:
         fit = Fit(self.options.regime(), self.options.seed, self.watch.training, training)
         try:
             with seeded("learn", self.options.seed, self.number):

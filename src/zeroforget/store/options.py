@@ -36,7 +36,7 @@ class Options:
     weights: Path | None = None
     """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
     align: int | None = None
-    """Layers grow to multiples of this, 1 by default: a GPU computes fastest with multiples of 8."""
+    """Layers grow to multiples of this; by default of 8 in a model that is made on a GPU, else of 1."""
     growth: float | Sequence[float] | None = None
     """The share of the first network that a later task adds, 0.1 by default; several are tried, and the smallest good
     one is taken. A first task makes the network and adds nothing to it."""
