@@ -13,7 +13,7 @@ from tests.methods import helpers
 from zeroforget.data import Task
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.importance import Batches, sampled_labels, samples_of
-from zeroforget.methods.r_ewc import REwc, _eigenvectors
+from zeroforget.methods.r_ewc import REwc, eigenvectors
 from zeroforget.training import Fit, Regime
 from zeroforget.training.seeding import generator
 
@@ -69,11 +69,11 @@ def test_rounding_chooses_no_axes() -> None:
     )  # 11 of 16 directions carry nothing
     values[:, 3] = 0
     moment = values.T @ values
-    axes = _eigenvectors(moment)
+    axes = eigenvectors(moment)
     for seed in range(5):
         noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         other = values * (1 + 1e-7 * noise)
-        torch.testing.assert_close(_eigenvectors(other.T @ other), axes, rtol=0, atol=1e-4)
+        torch.testing.assert_close(eigenvectors(other.T @ other), axes, rtol=0, atol=1e-4)
     torch.testing.assert_close(axes.T @ axes, torch.eye(16, dtype=torch.float64))
     turned = axes.T @ moment @ axes
     assert float((turned - turned.diag().diag()).norm()) < 1e-7 * float(moment.norm())
@@ -125,7 +125,7 @@ def test_grouped_and_wide_layers_stay_unturned() -> None:
 
 def moments(net: nn.Module, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What axes are found from, before they are: the sums over all batches, each layer's outputs and inputs."""
-    monkeypatch.setattr("zeroforget.methods.r_ewc._eigenvectors", lambda symmetric: symmetric)
+    monkeypatch.setattr("zeroforget.methods.r_ewc.eigenvectors", lambda symmetric: symmetric)
     method = REwc(net, helpers.EXAMPLE)
     torch.manual_seed(1)
     method.add_task(TaskSpec("a", 5))

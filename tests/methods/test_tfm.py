@@ -360,7 +360,7 @@ def test_candidates_are_judged_by_the_number_of_validation_images(
 def test_every_candidate_starts_from_the_same_draws_and_is_a_copy() -> None:
     learner, draws = method(), torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    first, other, again = (learner._grown(TaskSpec("a", 2), share, draws).state_dict() for share in (0.5, 0.7, 0.5))
+    first, other, again = (learner.candidate(TaskSpec("a", 2), share, draws).state_dict() for share in (0.5, 0.7, 0.5))
     assert first.keys() == again.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
     assert any(other[name].shape != tensor.shape for name, tensor in first.items() if name in other)

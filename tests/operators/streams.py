@@ -44,8 +44,8 @@ class Main:
         """Within, steps are recorded on this stream."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(beside, "recorded", lambda device: True)
-            patch.setattr(beside, "_stream", lambda device: self.current[-1])
-            patch.setattr(beside, "_companion", self.companion)
+            patch.setattr(beside, "stream_of", lambda device: self.current[-1])
+            patch.setattr(beside, "companion", self.companion)
             patch.setattr(torch.cuda, "stream", lambda way: way)
             yield
 

@@ -21,7 +21,7 @@ WORK = {
     "passes": "compare(3, 5, torch.float32), compare(70, 130, torch.bfloat16)",
     "pooling": "[compare_pooling(c, d) for c in (5, 16, 27) for d in (torch.float32, torch.bfloat16)]",
     "norms": "[compare_norms(r, c, d) for r, c in ((2, 5), (40, 70)) for d in (torch.float32, torch.bfloat16)]",
-    "parts": "gpu._PROGRAMS = 2; compare_norms(300, 24, torch.float32); gpu._PROGRAMS = 528; drift()",
+    "parts": "gpu.PROGRAMS = 2; compare_norms(300, 24, torch.float32); gpu.PROGRAMS = 528; drift()",
     "networks": "compare_networks(), compare_plain()",
     "late": "compare_late(), forget_to_keep()",
 }

@@ -238,7 +238,7 @@ def test_bf16_gradients_are_within_a_hundredth_of_float64(plain: nn.Module) -> N
 
 
 def test_on_a_cpu_without_bf16_images_are_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(ops, "cpu_has_bf16", lambda: False)
     torch.manual_seed(0)
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
     given = torch.randn(64, 16, 8, 8), torch.randn(64, 3, 8, 8), torch.randn(16, 3, 3, 3)

@@ -206,7 +206,7 @@ def test_other_pooling_is_left_alone(pool: nn.Module, everywhere: list[torch.Siz
 def test_linear_layers_hand_over_whole_gradients(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With products as a GPU makes them, computed here from the same bf16 numbers."""
     monkeypatch.setattr(quick, "wide_products", lambda device: True)
-    monkeypatch.setattr(quick, "_wide", lambda a, b: a.float().mm(b.float()))
+    monkeypatch.setattr(quick, "wide_product", lambda a, b: a.float().mm(b.float()))
     torch.manual_seed(0)
     layer, x = nn.Linear(5, 7, bias=bias), torch.randn(6, 5, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), Quick():

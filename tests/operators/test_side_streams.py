@@ -34,7 +34,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(layers, "fits", lambda x, geometry: x.dim() == (2 if geometry is None else 4))
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
     yield
-    assert not beside._OPEN
+    assert not beside.OPEN
 
 
 def images(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -194,7 +194,7 @@ def test_a_gradient_that_was_there_stays_where_it_is() -> None:
 
 def test_linear_layers_of_lower_precision_give_theirs_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick, "wide_products", lambda device: True)
-    monkeypatch.setattr(quick, "_wide", lambda a, b: torch.mm(a.float(), b.float()))
+    monkeypatch.setattr(quick, "wide_product", lambda a, b: torch.mm(a.float(), b.float()))
     gradients = []
     for waits in (False, True):
         torch.manual_seed(0)
@@ -216,7 +216,7 @@ def test_the_way_back_of_a_step_lets_them_come_late() -> None:
     x = method.get_buffer("example")
     with Quick():
         y = method(x, 0)
-    y.register_hook(lambda g: seen.append(bool(beside._OPEN)))
+    y.register_hook(lambda g: seen.append(bool(beside.OPEN)))
     backward(y.sin().sum())
     assert seen == [True]
 
@@ -306,6 +306,6 @@ def test_memory_that_is_not_kept_would_be_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_gradients_that_nobody_waited_for_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside._Late, "end", lambda *_: None)
+    monkeypatch.setattr(beside.Late, "end", lambda *_: None)
     _, found = recorded_step(learned(*NETS["reused-1"]))
     assert any(g is not None and g.isnan().any() for g in found.values())

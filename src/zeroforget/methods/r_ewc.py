@@ -143,7 +143,7 @@ class REwc(Ewc):
                     name = watched[layer]
                     parts = [_second_moment(values, layer) for values in (gradient, given)]
                     sums[name] = [a + b for a, b in zip(sums[name], parts, strict=True)] if name in sums else parts
-        return {name: (_eigenvectors(out), _eigenvectors(into)) for name, (out, into) in sums.items()}
+        return {name: (eigenvectors(out), eigenvectors(into)) for name, (out, into) in sums.items()}
 
     def moving(self) -> dict[str, Tensor]:
         """As EWC, without the rotations: they stand still while a task is learned."""
@@ -205,7 +205,7 @@ def _second_moment(values: Tensor, layer: nn.Module) -> Tensor:
     return rows.T @ rows
 
 
-def _eigenvectors(symmetric: Tensor) -> Tensor:
+def eigenvectors(symmetric: Tensor) -> Tensor:
     """Among directions that carry the same, of which there are many that carry nothing, and between an axis and its
     opposite, rounding would choose. A slope too slight to turn any other axis chooses instead."""
     slope = torch.linspace(1, 2, len(symmetric), dtype=symmetric.dtype, device=symmetric.device)

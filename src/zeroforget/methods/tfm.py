@@ -180,7 +180,7 @@ class Tfm(Method):
         if not self._searches():
             return self._learn_in_place(spec, task, fit)
         candidates, draws = self.candidates(), torch.get_rng_state()
-        trials = [self._grown(spec, candidate, draws) for candidate in candidates]
+        trials = [self.candidate(spec, one, draws) for one in candidates]
 
         def next_ones(logs: list[FitLog]) -> list[int]:
             return turns([standing(log, len(task.val)) for log in logs], self.margin)
@@ -209,11 +209,11 @@ class Tfm(Method):
             ]
         return log
 
-    def _grown(self, spec: TaskSpec, candidate: Candidate, draws: Tensor) -> Tfm:
+    def candidate(self, spec: TaskSpec, chosen: Candidate, draws: Tensor) -> Tfm:
         """A copy that has grown so much; every candidate starts from the same draws."""
         torch.set_rng_state(draws)
         trial = copy.deepcopy(self)
-        trial._add(spec, *candidate)
+        trial._add(spec, *chosen)
         return trial
 
     def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:

@@ -309,7 +309,7 @@ def weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | Non
     """The gradient of a weight like this one, from x's channels to g's."""
     if geometry is None:
         return g.flatten(0, -2).t().mm(x.flatten(0, -2))
-    if g.dtype == torch.bfloat16 and g.device.type == "cpu" and not _cpu_has_bf16():
+    if g.dtype == torch.bfloat16 and g.device.type == "cpu" and not cpu_has_bf16():
         # The library's stand-in adds up images in bfloat16, a hundredth off, and takes several times as long.
         g, x, like = g.float(), x.float(), like.float()
     if g.device.type == "cpu" and geometry.groups == 1 and max(like.shape[2:]) == 1 and max(geometry.stride) > 1:
@@ -329,7 +329,7 @@ def _shortcut_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
 
 
 @functools.cache
-def _cpu_has_bf16() -> bool:
+def cpu_has_bf16() -> bool:
     """Whether convolutions of bfloat16 have kernels of their own on this CPU."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) if torch.backends.mkldnn.is_available() else False
 

@@ -239,12 +239,12 @@ def wide_products(device: torch.device) -> bool:
     """Whether products of bf16 can be had in float32, as they come out of the matrix units: on GPUs, mostly."""
     try:
         one = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
-        return bool((_wide(one, one) == 8).all())
+        return bool((wide_product(one, one) == 8).all())
     except (RuntimeError, TypeError):  # this device's, or an older torch
         return False
 
 
-def _wide(a: Tensor, b: Tensor) -> Tensor:
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
     out: Tensor = torch.mm(a, b, out_dtype=torch.float32)
     return out
 
@@ -340,7 +340,7 @@ class _Linear(torch.autograd.Function):
         with Beside(g) as beside:
             beside.reads(g, x)
             with beside.aside():
-                grad_weight = beside.give(ctx.given[0], _wide(g.t(), x)) if need_weight else None
+                grad_weight = beside.give(ctx.given[0], wide_product(g.t(), x)) if need_weight else None
             with beside.aside(1):
                 grad_bias = beside.give(ctx.given[1], g.sum(0, dtype=torch.float32)) if need_bias else None
             grad_x = g.mm(weight).to(ctx.dtype) if need_x else None

@@ -30,9 +30,9 @@ class Beside:
 
     def __init__(self, x: Tensor) -> None:
         self.recorded = recorded(x.device)
-        self._here = _stream(x.device) if self.recorded else None
+        self._here = stream_of(x.device) if self.recorded else None
         self._ways: dict[int, torch.cuda.Stream] = {}
-        self._late = _OPEN.get(_place(x.device)) if self.recorded else None
+        self._late = OPEN.get(_place(x.device)) if self.recorded else None
         self._awaited = False
         self._read: list[Any] = []
 
@@ -45,7 +45,7 @@ class Beside:
         if self._here is None:
             yield
             return
-        there = self._ways[way] = _companion(self._here, way)
+        there = self._ways[way] = companion(self._here, way)
         there.wait_stream(self._here)
         with torch.cuda.stream(there):
             yield
@@ -92,7 +92,7 @@ class Given:
         return None if tensor is None else Given(tensor.dtype, tensor if tensor.is_leaf else None)
 
 
-class _Late:
+class Late:
     """Gradients on their way, and what they read."""
 
     def __init__(self) -> None:
@@ -131,12 +131,12 @@ def late(device: torch.device) -> Iterator[None]:
     if not recorded(device):
         yield
         return
-    place, here = _place(device), _stream(device)
-    going = _OPEN[place] = _Late()
+    place, here = _place(device), stream_of(device)
+    going = OPEN[place] = Late()
     try:
         yield
     finally:
-        del _OPEN[place]
+        del OPEN[place]
         going.end(here)  # after an error too: a recording ends only where all ways have come back
     going.hand_over()
 
@@ -146,17 +146,17 @@ def recorded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-_OPEN: dict[object, _Late] = {}
+OPEN: dict[object, Late] = {}
 """By the stream that a step is recorded on: its way back runs in another thread, on the same stream."""
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
+def stream_of(device: torch.device) -> torch.cuda.Stream | None:
     """Where things are done now; on a CPU one thing comes after the other."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def _place(device: torch.device) -> object:
-    return _stream(device) or device
+    return stream_of(device) or device
 
 
 def _may_come_late(parameter: Tensor) -> bool:
@@ -173,7 +173,7 @@ def _may_come_late(parameter: Tensor) -> bool:
 _COMPANIONS: dict[tuple[torch.cuda.Stream, int], torch.cuda.Stream] = {}
 
 
-def _companion(stream: torch.cuda.Stream, way: int) -> torch.cuda.Stream:
+def companion(stream: torch.cuda.Stream, way: int) -> torch.cuda.Stream:
     """Each stream has its own. Products recorded on one share a workspace, and steps of two streams may run at once;
     torch hands out 32 streams of each priority in turn, so companions of each way have a priority of their own. A step
     is recorded on a stream of a higher one: what every layer waits for goes first. GPUs with few priorities have one

@@ -17,7 +17,7 @@ from torch import Tensor
 from zeroforget.operators.places import Places
 from zeroforget.operators.reference import LANES, Affine, Sums, Vectors, every, matrix
 
-_PROGRAMS = 528
+PROGRAMS = 528
 """How many programs share a pass with a sum: enough to fill a large GPU several times over."""
 _TILE = 2048
 """Elements that a program holds at a time."""
@@ -206,7 +206,7 @@ class Shape:
         self.width = min(64, max(8, triton.next_power_of_2(columns)))
         self.across = triton.cdiv(columns, self.width)
         self.tile = _TILE // self.width
-        self.each = self.tile * max(1, triton.cdiv(rows * self.across, _PROGRAMS * self.tile))
+        self.each = self.tile * max(1, triton.cdiv(rows * self.across, PROGRAMS * self.tile))
         self.parts = triton.cdiv(rows, self.each)
 
 
