@@ -44,6 +44,9 @@ def serve_command(
     own_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Answer /health and /metrics at this port, and only there.")
     ] = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Also ask the newest state, where 'promote' chose another; see /tasks.")
+    ] = False,
     connections: Annotated[int, typer.Option(min=1, help="Connections of one address at once.")] = 128,
 ) -> None:
     """Serve a model's tasks over HTTP, with a page at /. A task learned meanwhile appears by itself."""
@@ -58,7 +61,7 @@ def serve_command(
     settings = Settings(
         upload=_whole("upload", upload, 2**20), pixels=_whole("pixels", pixels, 10**6), queue=queue, batch=batch,
         memory=_whole("memory", memory, 2**20), poll_seconds=poll, hosts=tuple(allow_host or ()), key_file=key_file,
-        own_port=own_port, connections_each=connections,
+        own_port=own_port, connections_each=connections, shadow=shadow,
     )  # fmt: skip
     if (tls_cert is None) is not (tls_key is None):
         raise ValueError("https takes a certificate and its key: --tls-cert and --tls-key")

@@ -59,9 +59,10 @@ class Server:
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self.catalog = Catalog(
-            as_path(path), poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds
-        )
-        self.batcher = Batcher(self.settings, self.metrics)
+            as_path(path), poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds,
+            shadow=self.settings.shadow,
+        )  # fmt: skip
+        self.batcher = Batcher(self.settings, self.metrics, lambda: self.catalog.candidate)
         self.waiting, self.held = 0, 0
         """Requests that wait for an answer, and the bytes of their pictures. Only the event loop changes them."""
         self.page = (files("zeroforget.serving") / "page.html").read_text(encoding="utf-8")
@@ -134,7 +135,9 @@ class Server:
 
     async def tasks(self) -> words.Tasks:
         """The tasks that are served, what each added, and whether it verifies."""
-        return words.tasks(self.catalog)
+        return words.tasks(self.catalog).model_copy(
+            update={"shadow": words.compared(self.catalog, self.batcher.shadow)}
+        )
 
     async def health(self) -> Response:
         """Whether the server can answer: 200, or 503."""
@@ -157,6 +160,11 @@ class Server:
         gauges = {
             "waiting_requests": ("Requests that wait for an answer.", self.waiting),
             "waiting_bytes": ("Bytes of their pictures.", self.held),
+            "shadow_compared_total": (
+                "Guesses of a task compared with the newest state.",
+                self.batcher.shadow.compared,
+            ),
+            "shadow_other_total": ("Of these, those that would be of another task.", self.batcher.shadow.other),
             "tasks": ("Tasks that are served.", len(self.catalog.snapshot.tasks)),
             "verified": ("1 if the model verifies, 0 if not, NaN while it is not known.", verified),
             "readable": ("1 if the folder can be read as it is now.", self.catalog.trouble is None),

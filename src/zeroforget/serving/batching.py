@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,11 +51,30 @@ class Question:
     result: Answer | Exception | None = None
 
 
+class Shadow:
+    """How the newest state would have guessed tasks, beside the state that is served."""
+
+    def __init__(self) -> None:
+        self.compared, self.other = 0, 0
+        self.moves: Counter[tuple[str, str]] = Counter()
+        """From which task to which, and how often."""
+
+    def add(self, served: str, newest: str) -> None:
+        """Count one picture."""
+        self.compared += 1
+        if served != newest:
+            self.other += 1
+            self.moves[served, newest] += 1
+
+
 class Batcher:
     """Has pictures decoded in a few processes and classifies them in one thread."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.settings, self.metrics = settings, metrics
+    def __init__(
+        self, settings: Settings, metrics: Metrics, candidate: Callable[[], Snapshot | None] = lambda: None
+    ) -> None:
+        self.settings, self.metrics, self.candidate = settings, metrics, candidate
+        self.shadow = Shadow()
         self.networks = Networks(settings.memory)
         self._waiting: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         self.decoders = Decoders(settings.decoders, settings.decode_seconds, settings.pixels)
@@ -135,6 +155,7 @@ class Batcher:
             self._answer(batch)
             self._began = None
             _deliver(batch)
+            self._compare(batch)
             del batch  # so that the last pictures of a busy hour, and their model, are not held through the night
 
     def _next(self) -> list[Question]:
@@ -173,8 +194,22 @@ class Batcher:
                     question.result = Answer(own, row, ranks)
                 self.metrics.task(task.name, len(rows))
 
-    def _ranks(self, group: list[Question]) -> list[Ranks]:
-        likely = self.networks.likely(group[0].snapshot, torch.stack([one.image for one in group]))
+    def _compare(self, batch: list[Question]) -> None:
+        """What the newest state would have said, where it is not served yet. Of tasks that were named it says the
+        same, bit for bit; what may change is which task is guessed."""
+        newest = self.candidate()
+        group = [one for one in batch if one.task is None and isinstance(one.result, Answer)]
+        if newest is None or not group:
+            return
+        try:
+            for question, ranks in zip(group, self._ranks(group, newest), strict=True):
+                assert isinstance(question.result, Answer)
+                self.shadow.add(question.result.task.name, ranks[0][0])
+        except Exception:
+            log.exception("could not compare with the newest state")
+
+    def _ranks(self, group: list[Question], snapshot: Snapshot | None = None) -> list[Ranks]:
+        likely = self.networks.likely(snapshot or group[0].snapshot, torch.stack([one.image for one in group]))
         columns = {name: values.tolist() for name, values in likely.items()}
         pairs = ([(name, column[row]) for name, column in columns.items()] for row in range(len(group)))
         return [sorted(one, key=lambda pair: -pair[1]) for one in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
@@ -16,8 +17,10 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import Report, TaskFacts
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
+from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
 from zeroforget.store.network import preparation
+from zeroforget.store.states import SERVING, chosen, served
 from zeroforget.store.verify import verify
 
 log = logging.getLogger("zeroforget.serving")
@@ -39,6 +42,8 @@ class Snapshot:
     """Task → how the features of its own pictures are spread."""
     disk: int
     """Bytes of its files."""
+    whole: str = ""
+    """The hash of the model's newest state, which may not be the one that is served."""
 
     @property
     def tasks(self) -> tuple[TaskFacts, ...]:
@@ -46,16 +51,17 @@ class Snapshot:
         return self.chain.tasks
 
 
-def take(folder: Folder) -> Snapshot:
-    """The model as it is now, read and assembled; Damaged if its files are not those that were written."""
-    chain = folder.read()
+def take(folder: Folder, *, newest: bool = False) -> Snapshot:
+    """The state that is served (or the newest), read and assembled; Damaged if a file is not as it was written."""
+    every = folder.read()
+    chain = every if newest else served(folder, every)
     net = assemble_chain(folder, chain)
     spread = {task.name: folder.tensors(folder.task(task), task, SPREAD) for task in chain.tasks}
     for number, task in enumerate(chain.tasks):
         head = nn.ModuleDict({"head": net.heads[number]})
         which.check(spread[task.name], head, len(task.classes), folder.task(task) / SPREAD)
     files = [folder.path / "model.json", *(file for task in chain.tasks for file in folder.task(task).iterdir())]
-    return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files))
+    return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files), every.head)
 
 
 class Networks:
@@ -107,11 +113,14 @@ class Networks:
 class Catalog:
     """The model in a folder, looked at again and again. Whoever reads `snapshot` has a whole one, and never waits."""
 
-    def __init__(self, path: Path, *, poll_seconds: float, verify_seconds: float) -> None:
+    def __init__(self, path: Path, *, poll_seconds: float, verify_seconds: float, shadow: bool = False) -> None:
         self.folder = Folder(path)
+        if shadow and chosen(self.folder) is None:
+            raise ModelError(f"{path} always serves its newest state; 'zeroforget promote {path}' lets you choose")
         self.poll_seconds, self.verify_seconds = poll_seconds, verify_seconds
         self._seen = self._signature()
         self.snapshot = take(self.folder)
+        self.shadow, self.candidate = shadow, None if not shadow else self._newer(self.snapshot)
         self.report: Report | None = None
         """What `verify` found last; None while it looks for the first time, or anew after a change."""
         self.trouble: str | None = None
@@ -123,6 +132,10 @@ class Catalog:
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._watch, "zeroforget-watch"), (self._prove, "zeroforget-verify"))
         ]
+
+    def _newer(self, snapshot: Snapshot) -> Snapshot | None:
+        """The newest state, if another one is served."""
+        return None if snapshot.whole == snapshot.chain.head else take(self.folder, newest=True)
 
     def start(self) -> None:
         """Begin to watch the folder, and to verify it."""
@@ -143,6 +156,8 @@ class Catalog:
             return False
         try:
             fresh = self.snapshot if seen == self._seen else take(self.folder)
+            if self.shadow and seen != self._seen:
+                self.candidate = self._newer(fresh)
         except Exception as error:  # what is served goes on, also where there is no memory for another
             why = str(error) or type(error).__name__
             if why != self.trouble:
@@ -150,7 +165,7 @@ class Catalog:
             self.trouble = why
             return False
         self.trouble, self._seen = None, seen
-        if fresh.chain.head == self.snapshot.chain.head:
+        if (fresh.chain.head, fresh.whole) == (self.snapshot.chain.head, self.snapshot.whole):
             return False
         self.snapshot, self.report = fresh, None
         self.changes += 1
@@ -161,6 +176,9 @@ class Catalog:
     def _signature(self) -> Signature:
         """Cheap to compare: the tasks' folders, and when each task.json was placed."""
         found = []
+        with contextlib.suppress(OSError):
+            stat = (self.folder.path / SERVING).stat()
+            found.append((SERVING, stat.st_ino, stat.st_mtime_ns))
         for _, name in self.folder.entries():
             try:
                 stat = (self.folder.tasks / name / TASK).stat()
@@ -189,6 +207,6 @@ class Catalog:
                 # A task that came in between is verified next; a report belongs to the model it speaks of.
                 if not report.holds and report != self.report:
                     log.error("%s does not verify: %s", self.folder.path, [one.moved for one in report.proofs])
-                if not report.holds or report.head == self.snapshot.chain.head:
+                if not report.holds or report.head == self.snapshot.whole:
                     self.report = report
             self._due.wait(self.verify_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from zeroforget.serving.batching import Answer
+from zeroforget.serving.batching import Answer, Shadow
 from zeroforget.serving.catalog import Catalog
 from zeroforget.store import Report, TaskFacts
 
@@ -55,6 +55,24 @@ class Proved(BaseModel):
     moved: list[str]
 
 
+class Move(BaseModel):
+    """Pictures that the newest state would take for another task's."""
+
+    served: str
+    newest: str
+    pictures: int
+
+
+class Compared(BaseModel):
+    """The newest state beside the one that is served."""
+
+    model: str = Field(description="The hash of the newest state.")
+    new_tasks: list[str]
+    compared: int = Field(description="Pictures whose task both have guessed.")
+    other: int = Field(description="Of these, those that would be of another task.")
+    moves: list[Move]
+
+
 class Tasks(BaseModel):
     """The model and its tasks."""
 
@@ -66,6 +84,7 @@ class Tasks(BaseModel):
     proofs: list[Proved]
     trouble: str | None = Field(description="Why the folder cannot be read as it is now, if so.")
     tasks: list[TaskSummary]
+    shadow: Compared | None = Field(None, description="With --shadow, while a newer state is not served yet.")
 
 
 class Health(BaseModel):
@@ -111,8 +130,18 @@ def tasks(catalog: Catalog) -> Tasks:
     return Tasks(
         model=snapshot.chain.head, network=backbone.network, shape=list(backbone.shape), bytes=snapshot.disk,
         verified=None if report is None else report.holds, proofs=proofs,
-        trouble=here(catalog.trouble) if catalog.trouble else None, tasks=rows,
+        trouble=here(catalog.trouble) if catalog.trouble else None, tasks=rows, shadow=None,
     )  # fmt: skip
+
+
+def compared(catalog: Catalog, shadow: Shadow) -> Compared | None:
+    """What the newest state would change, if it is not the one that is served."""
+    newest = catalog.candidate
+    if newest is None:
+        return None
+    new = [task.name for task in newest.tasks[len(catalog.snapshot.tasks) :]]
+    moves = [Move(served=a, newest=b, pictures=count) for (a, b), count in shadow.moves.most_common(1000)]
+    return Compared(model=newest.chain.head, new_tasks=new, compared=shadow.compared, other=shadow.other, moves=moves)
 
 
 def _summary(task: TaskFacts, features: int, verified: bool | None) -> TaskSummary:

@@ -56,10 +56,13 @@ class Settings:
     own_port: int | None = None
     """Where /health and /metrics are answered, and nothing else; by default where all the rest is."""
 
+    shadow: bool = False
+    """Compare the newest state with the one that is served, on the pictures that come."""
+
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name in {"hosts", "key_file", "own_port"}:
+            if one.name in {"hosts", "key_file", "own_port", "shadow"}:
                 continue
             if not value > 0:
                 raise ValueError(f"{one.name} must be more than zero, not {value}")
