@@ -19,7 +19,15 @@ from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-EXAMPLE = torch.zeros(2, 1, 16, 16)
+EXAMPLE = torch.zeros(2, 1, 8, 8)
+
+
+def convolutions() -> nn.Module:
+    """Nothing in it draws."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 16, 32), nn.ReLU(),
+    )  # fmt: skip
 
 
 def learner(task: Task, width: int) -> Finetuning:
@@ -60,7 +68,7 @@ def test_recorded_steps_learn_what_others_do(name: str, precision: str) -> None:
     for capture in (True, False):
         regime = Regime(lr=0.01, epochs=1, batch_size=48, device="cuda", capture=capture, precision=precision)
         with seeded("net"):
-            method = build(name, nets.build("vgg16-tiny", (1, 16, 16), width=0.125, dropout=0.0, norm="batch"), EXAMPLE)
+            method = build(name, convolutions(), EXAMPLE)
         method.to("cuda")
         for task in scenario("digits/5", seed=0).tasks[:2]:
             with seeded("learn"):
@@ -72,7 +80,7 @@ def test_recorded_steps_learn_what_others_do(name: str, precision: str) -> None:
 
 
 def test_widths_are_multiples_of_8_and_replayed_as_such_elsewhere() -> None:
-    made = [build("tfm", nets.build("small", (1, 8, 8)), torch.zeros(2, 1, 8, 8), start=0.45) for _ in range(2)]
+    made = [build("tfm", nets.build("small", (1, 8, 8)), EXAMPLE, start=0.45) for _ in range(2)]
     there, here = made[0].to("cuda"), made[1]
     for task in scenario("digits/5", seed=0).tasks[:2]:
         there.learn(task, Fit(Regime(epochs=1, device="cuda")))
