@@ -201,10 +201,12 @@ def forget_caches(net: nn.Module) -> nn.Module:
     return net
 
 
-def hollow(net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None) -> nn.Module:
+def hollow(
+    net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None, *, constants: bool = False
+) -> nn.Module:
     """A copy of the network without storage; tensors named in `shapes` get these instead of their own.
 
-    Nothing is copied on the way, and what is tied stays tied.
+    Nothing is copied on the way, and what is tied stays tied. With `constants`, plain tensor attributes are copied.
     """
     made: dict[int, Any] = {}
     named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
@@ -213,11 +215,19 @@ def hollow(net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None) 
             shape = tuple(tensor.shape) if shapes is None else shapes.get(name, tuple(tensor.shape))
             empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
             made[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
-    for module in net.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and id(value) not in made:
-                made[id(value)] = torch.empty_like(value, device="meta")
-    return forget_caches(copy.deepcopy(net, made))
+    plain = [
+        (path, name, value)
+        for path, module in net.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    ]
+    for _, _, value in plain:
+        if id(value) not in made:
+            made[id(value)] = torch.empty_like(value, device="meta")
+    bare = forget_caches(copy.deepcopy(net, made))
+    for path, name, value in plain if constants else ():
+        setattr(bare.get_submodule(path), name, value.detach().clone())
+    return bare
 
 
 def reshaped(

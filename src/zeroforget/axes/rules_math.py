@@ -24,7 +24,10 @@ from zeroforget.axes.trace import Arguments, Labels, Watcher, dimension, rule, t
     "clamp clamp_min clamp_max clip nan_to_num logit isnan isfinite dropout native_dropout feature_dropout "
     "alpha_dropout bernoulli clone contiguous _to_copy float double half bfloat16 detach alias lift_fresh "
     "copy eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
-    "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad"
+    "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad "
+    "multiply subtract divide absolute negative positive float_power greater greater_equal less less_equal not_equal "
+    "acos asin arccos arcsin arctan arctan2 arctanh atanh asinh acosh sinc hypot xlogy copysign sgn logaddexp isinf fix "
+    "special_expit special_erf heaviside fmax fmin deg2rad uniform normal exponential"
 )
 def _elementwise(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Dimensions that meet are the same; those of size 1 are broadcast."""
@@ -46,8 +49,14 @@ def _elementwise(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[L
     return [tuple(labels)] * len(outs)
 
 
-@rule("new_zeros new_ones new_empty new_full new_tensor")
+@rule("new_zeros new_ones new_full zeros ones full")
 def _fresh(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """One number over and over: it goes with whatever features it meets, if the code makes it of their width."""
+    return [tuple(Axis(n) if n > 1 else n for n in outs[0].shape)]
+
+
+@rule("new_empty new_tensor")
+def _fixed(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """A new tensor takes its kind from another, not its features."""
     return [tuple(outs[0].shape)]
 
@@ -160,6 +169,33 @@ def _embedding(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Lab
     fix(words)
     w.writes(given["weight"], out, outs[0])
     return [(*w.of(given["indices"]), out)]
+
+
+@rule("embedding_bag")
+def _embedding_bag(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    words, out = w.of(given["weight"])
+    fix(words)
+    w.writes(given["weight"], out, outs[0])
+    return [(outs[0].shape[0], out), *(tuple(other.shape) for other in outs[1:])]
+
+
+@rule("cdist")
+def _distance(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """How far points are from centers; those of a parameter are features."""
+    a, b = w.of(given["x1"]), w.of(given["x2"])
+    unify(a[-1], b[-1])
+    w.couple([a[-1]])
+    if w.is_parameter(given["x2"]):
+        w.writes(given["x2"], b[-2], outs[0])
+    return [(*_broadcast(a[:-2], b[:-2]), a[-2], b[-2])]
+
+
+@rule("cosine_similarity")
+def _similarity(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    x = _broadcast(w.of(given["x1"]), w.of(given["x2"]))
+    gone = dimension(given["dim"], len(x))
+    w.couple([x[gone]])
+    return [tuple(term for i, term in enumerate(x) if i != gone)]
 
 
 @rule("matmul mm bmm addmm baddbmm")
@@ -320,7 +356,8 @@ def _padding(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Label
 
 
 @rule(
-    "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm argmax argmin "
+    "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm linalg_norm argmax "
+    "argmin aminmax nanmean count_nonzero "
     "median any all"
 )
 def _reduction(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:

@@ -103,6 +103,39 @@ def _cat(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     return [(*parts[0][:dim], joined, *parts[0][dim + 1 :])]
 
 
+@rule("hstack vstack row_stack column_stack")
+def _side_by_side(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    if min(t.dim() for t in given["tensors"]) < 2:
+        raise Clash("vectors are put side by side")
+    down = w.calls[-1][0] in {"vstack", "row_stack"}
+    return _cat(w, {"tensors": given["tensors"], "dim": 0 if down else 1}, outs)
+
+
+@rule("view_as_complex view_as_real")
+def _complex(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    x = w.of(given["self"])
+    if outs[0].dim() > len(x):
+        return [(*x, 2)]
+    w.still(x[-1])
+    return [x[:-1]]
+
+
+@rule("index_add index_copy scatter scatter_add scatter_reduce index_reduce index_fill")
+def _put_along(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """Rows go to places along one dimension, which stays; the other dimensions meet."""
+    x, dim = w.of(given["self"]), given["dim"] % given["self"].dim()
+    for key in ("source", "src", "index"):
+        other = given.get(key)
+        if isinstance(other, Tensor) and other.dim() == len(x):
+            for i, (a, b) in enumerate(zip(x, w.of(other), strict=True)):
+                if i == dim:
+                    w.still(a, b)
+                else:
+                    unify(a, b)
+    w.still(x[dim])
+    return [x]
+
+
 @rule("chunk split split_with_sizes tensor_split")
 def _split(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     x = w.of(given["self"])

@@ -74,7 +74,7 @@ class GrowingNetwork(nn.Module):
         body, self.loose, self._homes = live(net, axes, fn)
         self.extras = nn.ModuleList()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
-        self._skeleton = (hollow(net),)
+        self._skeleton = (hollow(net, constants=True),)
         self._channels_last = layout_of(net) == torch.channels_last
         self.body = body
         self._filled = own.numbers_in(self.body, axes.tensors)
