@@ -19,6 +19,7 @@ is refused with the operator, the module and the remedy, or kept at its width wi
 | BatchNorm, GroupNorm, LayerNorm, RMSNorm, channel first or last | grow; a statistic over features couples them |
 | squeeze and excitation, gates, layer scale | grow |
 | attention | MLP neurons and whole heads grow; `nn.MultiheadAttention` ties its heads to the residual stream |
+| grouped queries (Llama, Mistral, Qwen) | MLP neurons and whole groups of heads grow |
 | class tokens, position embeddings, relative position biases | grow with the stream or the heads |
 | weight-standardized convolutions | grow, coupled |
 | channel shuffle | grows where the halves stay whole, else that trunk is kept |
@@ -30,18 +31,27 @@ the start of a later task is not the very function of the one before.
 
 ## What a network should be like
 
-- It answers in eval mode without random numbers, and with the same code for every input: what the example does not
-  reach (a branch for training, such as an auxiliary head) is named in a warning and does not grow. Train a grown
-  network in training mode: in eval mode it answers through `dense`, which has no gradients.
-- What it keeps beside parameters is in buffers; a plain tensor attribute is not copied. Hooks that write weights
-  (`torch.nn.utils.weight_norm`) are refused: use `torch.nn.utils.parametrizations.weight_norm`, or remove them.
-  Layers under a spectral norm do not grow.
+- It answers in eval mode without random numbers, and with the same code for every input and every width. A branch for
+  training is followed there; one that the example does not reach is named in a warning, and inputs that take it later
+  do not fit. Code that asks for a width (`if h.shape == x.shape`) is noticed at several trial widths and refused or
+  kept.
+- Copies of it stand alone. A hook, a default argument, a closure, a weak reference or a global name that leads to a
+  module or a tensor of the given network is refused, as are locks, files and whatever else cannot be copied.
+- It does not write into its parameters when it is asked (`nn.Embedding(max_norm=...)`), and its answers do not depend
+  on what training left in plain attributes: such state belongs in buffers. Its parameters are not float16.
+- What gets no gradient in the given network (a frozen backbone under `no_grad`, a second head) gets no features
+  either. Train a grown network in training mode: in eval mode it answers through `dense`, which has no gradients.
+- It may take several inputs: pass a tuple or a dictionary as the example, and ask `net(**batch, task="birds")`. Of an
+  answer with several parts `output="logits"` (a name or a place) says which are its features or class scores.
+- What it keeps beside parameters is in buffers; plain tensor attributes are copied with it and keep their size. Hooks
+  that write weights (`torch.nn.utils.weight_norm`) are refused: use `torch.nn.utils.parametrizations.weight_norm`, or
+  remove them. Layers under a spectral norm do not grow.
 - Parameters that are constants when the network is given (`requires_grad` is false) stay what they are; features born
   later learn there too.
 - A number of features that the code has written down (`/ 8` instead of `/ y.shape[1]`) is adapted where it is an
   attribute with a size's name and where a shape needs it. A number of heads may have any name that begins with no
-  underscore, as long as the module that uses it has it as a plain number. Where it is only arithmetic,
-  nobody can tell: earlier tasks are exact all the same, but later ones compute with the old number.
+  underscore, as long as the module that uses it has it as a plain number. Where it is only arithmetic, nobody can
+  tell: earlier tasks are exact all the same, but later ones compute with the old number.
 - Channels last is kept, and its bits with it.
 
 `dense(task)` is a `Sequential` of `features`, the network's own class with plain modules of that task's widths (its

@@ -179,7 +179,7 @@ def test_messages_say_what_about_the_network_is_odd() -> None:
 
 def test_what_is_no_network_or_no_batch() -> None:
     for take in (grow, adopt):
-        for example in ((X,), X.numpy(), X[:0], X[0]):
+        for example in ((), X.numpy(), X[:0], X[0]):
             with pytest.raises(ValueError, match="example must be"):
                 take(Odd(), example)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"torch.nn.Module, not"):

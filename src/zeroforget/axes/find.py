@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes import rules_math, rules_shape  # noqa: F401  (both fill the table of rules)
+from zeroforget.axes.inputs import Batch, choices
 from zeroforget.axes.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
 from zeroforget.axes.plain_modules import guess_sizes, hollow, is_layer, is_norm
 from zeroforget.axes.trace import Watcher, watch
@@ -115,7 +116,10 @@ def find_axes(
     """
     watcher, out, labels = watched(net, example)
     if not isinstance(out, Tensor):
-        raise ValueError(f"the network must return one tensor of (batch, features); it returned {type(out).__name__}")
+        raise ValueError(
+            f"the network must return one tensor of (batch, features); it returned {choices(out)}. Pass output= with "
+            "the name or the place of the features among them, or wrap it in a module that returns them alone"
+        )
     if out.dim() != 2:
         raise ValueError(
             f"a feature extractor must return (batch, features); this one returned {tuple(out.shape)}. "
@@ -177,7 +181,7 @@ def watched(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, 
     Raises:
         CannotGrow: the network writes into its own parameters when it is asked.
     """
-    found = _watch(net, _batch(example))
+    found = _watch(net, two_rows(example))
     if names := found[0].rewritten:
         raise CannotGrow(
             f"the network writes into its own parameter '{names[0]}' while it answers, so old answers would change: "
@@ -360,9 +364,15 @@ def _unique(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _batch(example: Tensor) -> Tensor:
+def two_rows(example: Any) -> Any:
     """Two examples: a batch of one would read as a broadcast dimension."""
-    return example[:2] if len(example) > 1 else torch.cat([example, example])
+    if len(example) > 1:
+        return example[:2]
+    return example.map(_twice) if isinstance(example, Batch) else _twice(example)
+
+
+def _twice(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows]) if rows.dim() else rows
 
 
 def _keep(watcher: Watcher, keep: Collection[str]) -> None:

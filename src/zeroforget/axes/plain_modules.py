@@ -11,14 +11,16 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from zeroforget.axes.inputs import Batch
 from zeroforget.axes.labels import Label, Named, axis_names, births_of, label_size
 from zeroforget.operators.places import select
 
+Given = TypeVar("Given", Tensor, Batch)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """What every module has."""
 _NORMS: tuple[type[nn.Module], ...] = (
@@ -282,8 +284,10 @@ def _tell_sizes(
 # How tensors lie in memory: bits depend on it, so a network keeps its own.
 
 
-def plain_layout(tensor: Tensor) -> Tensor:
+def plain_layout(tensor: Given) -> Given:
     """A copy that lies in memory in the usual order, with the usual strides even where a dimension is one long."""
+    if isinstance(tensor, Batch):
+        return tensor.map(plain_layout)
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 

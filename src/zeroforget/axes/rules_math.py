@@ -26,8 +26,8 @@ from zeroforget.axes.trace import Arguments, Labels, Watcher, dimension, rule, t
     "copy eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
     "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad "
     "multiply subtract divide absolute negative positive float_power greater greater_equal less less_equal not_equal "
-    "acos asin arccos arcsin arctan arctan2 arctanh atanh asinh acosh sinc hypot xlogy copysign sgn logaddexp isinf fix "
-    "special_expit special_erf heaviside fmax fmin deg2rad uniform normal exponential"
+    "acos asin arccos arcsin arctan arctan2 arctanh atanh asinh acosh sinc hypot xlogy copysign sgn logaddexp isinf "
+    "fix special_expit special_erf heaviside fmax fmin deg2rad uniform normal exponential"
 )
 def _elementwise(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Dimensions that meet are the same; those of size 1 are broadcast."""
@@ -356,8 +356,8 @@ def _padding(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Label
 
 
 @rule(
-    "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm linalg_norm argmax "
-    "argmin aminmax nanmean count_nonzero "
+    "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm linalg_norm "
+    "argmax argmin aminmax nanmean count_nonzero "
     "median any all"
 )
 def _reduction(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:

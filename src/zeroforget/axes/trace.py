@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zeroforget.axes.inputs import Batch
 from zeroforget.axes.labels import Axis, Clash, Prod, Term, axes, fix, size, unify
 from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES, caches, is_layer, is_norm
 
@@ -341,10 +342,11 @@ class Watcher(TorchDispatchMode):
             net.eval()
             self.calls = calls
 
-    def feed(self, example: Tensor) -> None:
+    def feed(self, example: Any) -> None:
         """This is the network's input."""
-        self._fed.add(id(example))
-        self._alive.append(example)
+        for tensor in example.tensors() if isinstance(example, Batch) else [example]:
+            self._fed.add(id(tensor))
+            self._alive.append(tensor)
 
     def _blame(self, parameter: Tensor) -> None:
         """A parameter used by an operator that cannot be followed: its module is what a remedy names."""

@@ -6,13 +6,14 @@ import copy
 import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
+from zeroforget.axes.inputs import Batch, Several, as_batch, unpacks
 from zeroforget.axes.labels import births_of, label_size
 from zeroforget.axes.plain_modules import (
     hollow,
@@ -355,16 +356,19 @@ class GrowingNetwork(nn.Module):
 
     # Use -------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, task: str | int) -> Tensor:
-        """A task's logits.
+    def forward(self, *inputs: Any, task: str | int | None = None, **named: Any) -> Tensor:
+        """A task's logits: `net(x, task)`, or `net(**batch, task=task)` of a network that takes several inputs.
 
         In training mode the newest task runs with gradients for its newborn parts. Everything else goes through
         `dense(task)`, so it is bit-equal to it; earlier tasks always do. Those are kept for the next call. The newest
         task's is made anew each time, since its weights may have changed: to ask it often, call `dense` once.
         """
+        if task is None:
+            if len(inputs) + len(named) < 2:
+                raise ValueError(f"name the task: net(x, task); the tasks are {', '.join(map(repr, self.tasks))}")
+            *inputs, task = inputs  # type: ignore[assignment]
         number = self.number(task)
-        if not isinstance(x, Tensor):
-            raise ValueError(f"the network takes one tensor, a batch of inputs, not {type(x).__name__}")
+        x = self._input(inputs, named)
         newest = number == len(self.history) - 1
         try:
             if newest and self.training:
@@ -385,6 +389,16 @@ class GrowingNetwork(nn.Module):
                 f"input of shape {tuple(x.shape)} does not fit; the network takes ({expected}): {why}"
             ) from error
         return out
+
+    def _input(self, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
+        only = [*inputs, *named.values()]
+        if unpacks(self._skeleton[0]):
+            one = len(inputs) == 1 and not named
+            return as_batch(self._skeleton[0], only[0]) if one else Batch(tuple(inputs), named)
+        if len(only) != 1 or not isinstance(only[0], Tensor):
+            kinds = ", ".join(type(value).__name__ for value in only)
+            raise ValueError(f"the network takes one tensor, a batch of inputs, not {kinds or 'nothing'}")
+        return only[0]
 
     def newest_logits(self, x: Tensor) -> Tensor:
         """The newest task's logits, with gradients to what is newborn."""
@@ -424,7 +438,8 @@ class GrowingNetwork(nn.Module):
             value = getattr(head, name)
             head._buffers.pop(name, None)
             head.register_parameter(name, nn.Parameter(value.detach().clone()))
-        whole = nn.Sequential(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
+        row = Several if unpacks(features) else nn.Sequential
+        whole = row(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
         return laid_out(whole, torch.channels_last if self._channels_last else torch.contiguous_format)
 
     def fingerprint(self, task: str | int) -> str:

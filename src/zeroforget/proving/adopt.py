@@ -16,14 +16,14 @@ from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.axes.trace import unchanged
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.grow import grow
-from zeroforget.proving.input_checks import check_given, taking, wavers
+from zeroforget.proving.input_checks import one_input_and_output, taking, wavers
 from zeroforget.proving.trial_networks import in_service
 
 
 @torch.inference_mode(False)
 def adopt(
     classifier: nn.Module,
-    example: Tensor,
+    example: Any,
     *,
     task: str = "first",
     classes: Sequence[str] | None = None,
@@ -34,6 +34,7 @@ def adopt(
     fn: str = "reused",
     bridge: str = "zero",
     unknown: str = "refuse",
+    output: str | int | None = None,
 ) -> GrowingNetwork:
     """Turn a trained classifier, which is left as it is, into a growing network that knows its task already.
 
@@ -43,7 +44,8 @@ def adopt(
 
     Args:
         classifier: any module that returns (batch, classes); its axes are found by watching it run.
-        example: a batch of inputs.
+        example: a batch of inputs, of any form that `grow` takes.
+        output: where an answer has several parts, the name or the place of the class scores among them.
         task: what to call what it knows.
         classes: the names of its classes, to check their number.
         limit, unit, align, keep, fn, bridge, unknown: as for `grow`.
@@ -52,7 +54,7 @@ def adopt(
         CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
         ValueError: an argument is out of range.
     """
-    check_given(classifier, example)
+    classifier, example = one_input_and_output(classifier, example, output)
     example = plain_layout(example)
     if classes is not None and (isinstance(classes, str) or not isinstance(classes, Collection)):
         raise ValueError(f"classes lists the names of the classes, not {classes!r}")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from zeroforget.axes.find import Axes, CannotGrow
 from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.growing.growth import is_share, limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import Rank
-from zeroforget.proving.input_checks import check_given, taking
-from zeroforget.proving.prove import proven_axes
+from zeroforget.proving.input_checks import one_input_and_output, taking
+from zeroforget.proving.prove import check_start, proven_axes
 
 
 def grow(
     net: nn.Module,
-    example: Tensor,
+    example: Any,
     *,
     start: float = 1.0,
     limit: float | None = None,
@@ -29,6 +30,7 @@ def grow(
     fn: str = "reused",
     bridge: str = "zero",
     unknown: str = "refuse",
+    output: str | int | None = None,
     rank: Rank = 0,
 ) -> GrowingNetwork:
     """Turn a plain feature extractor (no head; it returns (batch, features)) into a network that grows by tasks.
@@ -38,7 +40,9 @@ def grow(
 
     Args:
         net: any module; its axes are found by watching it run, not by its class.
-        example: a batch of inputs.
+        example: a batch of inputs: a tensor, a tuple of arguments, or a dictionary of named ones (then the network is
+            asked by `net(**batch, task=...)`).
+        output: where an answer has several parts, the name or the place of the features among them.
         start: the share of the full network that the first task begins with.
         limit: how far the network may grow, as a share of its full width; by default 1 if start < 1, else no limit.
         unit: "features" or "weights": what shares are shares of.
@@ -59,7 +63,7 @@ def grow(
     check_growth(start, fn, bridge, unknown)
     if isinstance(keep, str):
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
-    check_given(net, example)
+    net, example = one_input_and_output(net, example, output)
     example = plain_layout(example)
     with torch.inference_mode(False), taking(net, example):  # what is made in inference mode could never learn
         axes = proven_axes(net, example, keep=keep, unknown=unknown)
@@ -70,6 +74,10 @@ def grow(
     limits = limits_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
     if limits.limit is not None and limits.limit < start:
         raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
+    if start < 1:
+        none = dict.fromkeys(axes.sizes, 0)
+        with torch.inference_mode(False), taking(net, example):
+            check_start(net, axes, example, limits.plan(dict.fromkeys(axes.sizes, 0.0), none, start)[1])
     with torch.inference_mode(False):
         grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank)
     idle = {name.rpartition(".")[0] or name for name in axes.idle}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.axes.find import CannotGrow
+from zeroforget.axes.inputs import Batch, as_batch, with_one_input_and_output
 from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
 from zeroforget.axes.trace import unchanged
 from zeroforget.proving.shared_objects import refuse_shared
@@ -19,25 +20,27 @@ from zeroforget.proving.shared_objects import refuse_shared
 _ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 
 
-def check_given(net: nn.Module, example: Tensor) -> None:
+def check_given(net: nn.Module, example: Tensor | Batch) -> None:
     """ValueError for what is no network, no batch of inputs, or holds no numbers to compute with."""
     if not isinstance(net, nn.Module):
         raise ValueError(f"the network must be a torch.nn.Module, not {type(net).__name__}")
-    if not isinstance(example, Tensor):
+    if not isinstance(example, (Tensor, Batch)) or (isinstance(example, Batch) and not example.tensors()):
         raise ValueError(
-            f"example must be one tensor, a batch of inputs, not {type(example).__name__}: of an array make one with "
-            "torch.as_tensor; wrap a network of several inputs in a module that takes one"
+            "example must be a tensor, a batch of inputs, or a tuple or dictionary of such, not "
+            f"{type(example).__name__}: of an array make one with torch.as_tensor"
         )
     if (takes := _takes(net, example)) is not None:
         raise ValueError(
-            f"the network must take one tensor, but its forward takes {takes}: wrap it in a module that does"
+            f"the network must take the example, but its forward takes {takes}: wrap it in a module that does, or pass "
+            "a tuple or a dictionary of all its inputs"
         )
-    if example.dim() < 2 or not len(example):
+    if isinstance(example, Tensor) and (example.dim() < 2 or not len(example)):
         raise ValueError(f"example must be a batch of inputs, not a tensor of shape {tuple(example.shape)}")
     own = {f"parameter '{name}'": p for name, p in net.named_parameters()}
     if not own:
         raise CannotGrow("the network has no parameters, so there is nothing to learn and nothing to grow")
-    for name, tensor in (own | {"the example": example}).items():
+    given = example.tensors() if isinstance(example, Batch) else [example]
+    for name, tensor in [*own.items(), *(("the example", each) for each in given)]:
         if name in own and tensor.dtype == torch.float16:
             raise CannotGrow(
                 f"{name} is of torch.float16, whose steps and statistics round to zero: pass net.float(), and train "
@@ -88,14 +91,15 @@ def taking(net: nn.Module, example: Tensor) -> Iterator[None]:
         ) from error
 
 
-def _takes(net: nn.Module, example: Tensor) -> str | None:
+def _takes(net: nn.Module, example: Tensor | Batch) -> str | None:
     """What a network's forward takes, if it cannot do with the example alone."""
     try:
         taken = inspect.signature(net.forward)
     except (TypeError, ValueError):  # it does not tell
         return None
     try:
-        taken.bind(example)
+        batch = example if isinstance(example, Batch) else Batch((example,))
+        taken.bind(*batch.args, **batch.named)
     except TypeError:
         return f"({', '.join(taken.parameters)})"
     return None
@@ -227,3 +231,11 @@ def wavers(net: nn.Module, example: Tensor) -> bool:
 def _few(names: list[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:4])
     return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def one_input_and_output(net: nn.Module, example: Any, output: str | int | None) -> tuple[nn.Module, Tensor | Batch]:
+    """The network and the example as everything behind this sees them: one input, one output."""
+    several = isinstance(net, nn.Module) and isinstance(example, (tuple, list, Mapping, Batch))
+    given = as_batch(net, example) if several else example
+    check_given(net, given)
+    return with_one_input_and_output(net, several=several, output=output), given

@@ -21,6 +21,8 @@ from zeroforget.proving.trial import ERRORS, Broke, Unlike, short, where
 from zeroforget.proving.trial_networks import Find, Subjects, pair
 
 _TRIES = 80
+_LONG = 500
+"""Operators from which a run takes its time."""
 Treatment = dict[type[nn.Module], tuple[Care, str]]
 
 
@@ -144,19 +146,31 @@ def _try_equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Failure | 
     return None
 
 
+def check_start(net: nn.Module, axes: Axes, example: Tensor, widths: Mapping[str, int]) -> None:
+    """Raise CannotGrow if the network computes other things at the widths that its first task starts with."""
+    try:
+        other = _other_call(axes, watched(reshaped(net, axes.tensors, axes.attributes, dict(widths)), example)[0].calls)
+    except ERRORS as error:
+        other = Failure("", short(error))
+    if other is not None:
+        raise CannotGrow(f"{_reason(other)}. It does so at the widths that start= gives: pass another one, or start=1")
+
+
 def _equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Iterator[dict[str, int]]:
-    """All axes as wide as the widest; and each as wide as the next wider thing, then the one after that."""
+    """All axes as wide as the widest; each as wide as the next wider thing, then the one after that; and as the next
+    narrower one, for a first task may start with a part."""
     if not axes.sizes:
         return
     widest = max(axes.sizes.values())
     yield {axis: widest + (widest == size == min(axes.sizes.values())) for axis, size in axes.sizes.items()}
     fixed = {n for labels in axes.tensors.values() for n in labels if isinstance(n, int)}
     sizes = sorted({*axes.sizes.values(), *fixed, *example.shape[1:]})
-    for nth in (0, 1):
+    for nth in (0, 1) if len(axes.calls) < _LONG else (0,):
         yield {
             axis: larger[min(nth, len(larger) - 1)] if (larger := [s for s in sizes if s > size]) else size + 1 + nth
             for axis, size in axes.sizes.items()
         }
+    yield {axis: max((s for s in sizes if 1 < s < size), default=size) for axis, size in axes.sizes.items()}
 
 
 def _other_call(axes: Axes, calls: Sequence[tuple[str, str]]) -> Failure | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes.find import Axes
+from zeroforget.axes.find import Axes, two_rows
 from zeroforget.axes.plain_modules import layout_of, narrowed, plain_layout
 from zeroforget.axes.trace import unchanged, without_caches
 from zeroforget.proving.trial import ERRORS, Broke, Trial, Unlike
@@ -75,7 +75,7 @@ class Subjects:
 
 def pair(x: Tensor) -> Tensor:
     """Two rows of a batch."""
-    return x[:2] if len(x) > 1 else torch.cat([x, x])
+    return two_rows(x)
 
 
 def _corner(net: nn.Module, example: Tensor, axes: Axes, find: Find) -> Tensor:
