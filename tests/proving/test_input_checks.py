@@ -161,8 +161,10 @@ def test_messages_say_what_about_the_network_is_odd() -> None:
         grow(mixed, X)
     hooked = Odd()
     hooked.a.register_forward_hook(lambda module, args, out: out * 2)
-    with pytest.raises(CannotGrow, match=r"plain tensors.*'scale'.*register_buffer"):
-        grow(Tensors(), X)
+    with pytest.warns(UserWarning, match="keep their width, .*: a$"):
+        tensors = grow(Tensors(), X)
+    tensors.add_task("0", 2)
+    assert torch.equal(tensors.dense(0).get_submodule("features")(X), Tensors().requires_grad_(False).eval()(X))
     with pytest.raises(CannotGrow, match=r"hooks.*'a'"):
         grow(hooked, X)
     with pytest.raises(CannotGrow, match="one input in two ways"):

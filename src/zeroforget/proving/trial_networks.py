@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ class Subjects:
         return self._whole.check(axes)
 
 
-def pair(x: Tensor) -> Tensor:
+def pair(x: Any) -> Any:
     """Two rows of a batch."""
     return two_rows(x)
 
