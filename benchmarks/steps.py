@@ -26,7 +26,7 @@ from zeroforget.nets import build
 from zeroforget.operators.recorded import backward
 from zeroforget.proving.grow import grow
 
-CLASSES = 20
+CLASSES, RANK = 20, 16
 
 
 def sgd(parameters: Iterator[nn.Parameter], device: str) -> torch.optim.Optimizer:
@@ -119,13 +119,14 @@ def plain(work: Work) -> tuple[nn.Module, nn.Linear]:
     return net, nn.Linear(_features(net, batch(work)[0]), CLASSES, device=work.device)
 
 
-def growing(work: Work, frozen: float, fn: str, align: int, tasks: int = 2) -> GrowingNetwork:
-    """The network with two tasks, so much of it frozen; or with one, where all is newborn."""
+def growing(work: Work, frozen: float, fn: str, align: int, tasks: int = 2, rank: int = 0) -> GrowingNetwork:
+    """The network with two tasks, so much of it frozen; or with one, where all is newborn. With a rank, what is frozen
+    leans towards the second."""
     grown = copy.deepcopy(_grown(work.network, work.image, work.width, fn, tuple(work.options.items())))
     born = {axis: newborn(full, frozen, align) if tasks > 1 else 0 for axis, full in grown.axes.sizes.items()}
     grown.add_task("old", CLASSES, growth={axis: full - born[axis] for axis, full in grown.axes.sizes.items()})
     if tasks > 1:
-        grown.add_task("new", CLASSES, growth=born)
+        grown.add_task("new", CLASSES, growth=born, rank=rank)
     _laid_out(grown.to(work.device), work.layout)
     return grown.train()
 
@@ -154,8 +155,12 @@ def contestants(work: Work, frozen: float, bf16: bool) -> dict[str, Step]:
         for fn in ("none", "reused"):
             name = f"tfm{'' if fn == 'reused' else '-nofn'}{'' if align == 1 else f'/{align}'}"
             enter(name, growing(work, frozen, fn, align), True, "new")
+            if fn == "reused":
+                enter(f"{name}, rank {RANK}", growing(work, frozen, fn, align, rank=RANK), True, "new")
             if device == "cuda" and fn == "reused":
                 enter(f"{name}, quick", growing(work, frozen, fn, align), True, "new", quick=True)
+                leaning = growing(work, frozen, fn, align, rank=RANK)
+                enter(f"{name}, rank {RANK}, quick", leaning, True, "new", quick=True)
     return steps
 
 

@@ -16,7 +16,7 @@ from zeroforget.data import Scenario, Split, Task, scenario
 from zeroforget.growing.growth import smallest_within
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.growth_search import CHANCE, LUCK, QUIET, RECENT, STEADY, TOSSED, TREND, standing, turns
-from zeroforget.methods.tfm import Tfm
+from zeroforget.methods.tfm import Candidate, Tfm
 from zeroforget.nets import build
 from zeroforget.training import Fit, FitLog, Progress, Regime
 from zeroforget.training.log import UNFINISHED, Epoch
@@ -247,7 +247,7 @@ def test_a_search_stopped_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> N
 def test_whoever_gets_no_turn_is_not_trained() -> None:
     data = scenario("digits/5", seed=0)
     spec = TaskSpec("first", 2)
-    trials = [searching(data, "small", 0).candidate(spec, 0.3, torch.get_rng_state()) for _ in range(2)]
+    trials = [searching(data, "small", 0).candidate(spec, Candidate(0.3), torch.get_rng_state()) for _ in range(2)]
     before = [{n: t.clone() for n, t in trial.moving().items()} for trial in trials]
     logs = Fit(Regime(epochs=2)).race(trials, data.tasks[0], 0, lambda logs: [] if logs[1].epochs else [1])
     assert [len(each.epochs) for each in logs] == [0, 1]

@@ -18,7 +18,7 @@ from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.growth_search import Standing, standing
 from zeroforget.methods.registry import build as build_method
 from zeroforget.methods.registry import names
-from zeroforget.methods.tfm import Tfm
+from zeroforget.methods.tfm import Candidate, Tfm
 from zeroforget.nets import build
 from zeroforget.operators import quick_layers as quick
 from zeroforget.operators.quick_layers import Quick
@@ -360,7 +360,9 @@ def test_candidates_are_judged_by_the_number_of_validation_images(
 def test_every_candidate_starts_from_the_same_draws_and_is_a_copy() -> None:
     learner, draws = method(), torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    first, other, again = (learner.candidate(TaskSpec("a", 2), share, draws).state_dict() for share in (0.5, 0.7, 0.5))
+    first, other, again = (
+        learner.candidate(TaskSpec("a", 2), Candidate(share), draws).state_dict() for share in (0.5, 0.7, 0.5)
+    )
     assert first.keys() == again.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
     assert any(other[name].shape != tensor.shape for name, tensor in first.items() if name in other)
