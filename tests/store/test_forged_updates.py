@@ -259,7 +259,7 @@ def test_a_second_task_of_one_name_is_refused(pair: tuple[Model, Path, dict[str,
     )
 
 
-@pytest.mark.parametrize("backbone", [{"network": "resnet18", "options": {"width": 16.0}}, {"network": "resnet50"}])
+@pytest.mark.parametrize("backbone", [{"network": "resnet18", "options": {"width": 2.0}}, {"network": "resnet50"}])
 def test_a_small_update_does_not_make_a_large_network(
     trained: Path, tmp_path: Path, backbone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
