@@ -60,7 +60,8 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(store, "Options", dict)
     words = (
         "--network small --width 0.5 --size 16 --gray --weights w.pt --align 8 --growth 0,0.2 --epochs 7 --lr 0.5 "
-        "--batch-size 9 --held-out 0.3 --seed 11 --flip --shift 2 --strict --unreadable 0.5 --finish --device cuda:1 "
+        "--batch-size 9 --held-out 0.3 --selection 0.1 --test t --tune --scratch "
+        "--seed 11 --flip --shift 2 --strict --unreadable 0.5 --finish --device cuda:1 "
         "--precision bf16"
     )
     run(f"zeroforget learn {tmp_path}/m pictures --task birds {words}")
@@ -68,7 +69,8 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     told = {
         "pictures": Path("pictures"), "task": "birds", "network": "small", "width": 0.5, "size": 16, "gray": True,
         "weights": Path("w.pt"), "align": 8, "growth": [0.0, 0.2], "epochs": 7, "lr": 0.5, "batch_size": 9,
-        "held_out": 0.3, "seed": 11, "flip": True, "shift": 2, "strict": True, "unreadable": 0.5,
+        "held_out": 0.3, "selection": 0.1, "test": Path("t"), "frozen": False, "pretrained": False,
+        "seed": 11, "flip": True, "shift": 2, "strict": True, "unreadable": 0.5,
         "finish": True, "device": "cuda:1", "precision": "bf16",
     }  # fmt: skip
     usual = asdict(Options(gray=False))
@@ -148,8 +150,8 @@ def test_tasks_add_up(pair: Path) -> None:
     first, second = open_model(pair / "pair").tasks
     lines = [line.split() for line in run(f"zeroforget tasks {pair}/pair")[0].splitlines()]
     born = [sum(task.born.values()) for task in (first, second)]
-    assert lines[1][4:6] == [str(born[0]), f"(+{born[0]})"]
-    assert lines[2][4:6] == [str(sum(born)), f"(+{born[1]})"]
+    assert lines[1][5:7] == [str(born[0]), f"(+{born[0]})"]
+    assert lines[2][5:7] == [str(sum(born)), f"(+{born[1]})"]
     assert lines[2][:4] == ["high", "2", f"{100 * second.accuracy:.1f}", "%"]
     layers = {line[0]: line[1:] for line in lines[5:] if line and line[0] in first.born}
     assert layers == {axis: [str(count), str(count + second.born.get(axis, 0))] for axis, count in first.born.items()}
@@ -176,11 +178,11 @@ def test_verify_measures_what_was_held_out_and_what_was_not(pair: Path, tmp_path
     recorded = open_model(pair / "pair").tasks[0].accuracy
     output, code = run(f"zeroforget verify {pair}/pair --data low={pair}/low")
     assert code == 0
-    assert f"; held-out part {100 * recorded:.2f} %, recorded {100 * recorded:.2f} %\n" in output
+    assert f"; test part {100 * recorded:.2f} %, recorded {100 * recorded:.2f} %\n" in output
     shutil.copytree(pair / "low" / "digit0", tmp_path / "other" / "digit1")  # every one of them is named wrongly
     output, code = run(f"zeroforget verify {pair}/pair --data low={tmp_path}/other")
     assert code == 0
-    assert f"of 24 pictures (recorded on its own held-out pictures: {100 * recorded:.1f} %)\n" in output
+    assert f"of 24 pictures (recorded on its own test pictures: {100 * recorded:.1f} %)\n" in output
 
 
 def test_classes_of_a_picture_are_numbered_from_the_best(pair: Path) -> None:
@@ -193,7 +195,7 @@ def test_classes_of_a_picture_are_numbered_from_the_best(pair: Path) -> None:
 def test_lines_of_a_training_tell_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     epoch = Epoch(0, 0.1, 0.5, 0.6, 0.75, 10.0)
     _Lines(pause=-1.0).training(Progress("b", 1, 0, 1, 4, 2, 4, 0.1, epoch))
-    assert capsys.readouterr().out == "  epoch 2/4, loss 0.500, held out 75.0 %; at most 30 s left\n"
+    assert capsys.readouterr().out == "  epoch 2/4, loss 0.500, selection 75.0 %; at most 30 s left\n"
     _Lines(pause=60.0).training(Progress("b", 1, 0, 1, 4, 2, 4, 0.1, epoch))
     _Lines(pause=-1.0).training(Progress("b", 1, 0, 0, 4, 2, 4, 0.1, None))
     assert capsys.readouterr().out == ""

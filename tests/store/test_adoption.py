@@ -110,7 +110,7 @@ def test_a_network_that_answers_otherwise_is_not_adopted(
         return net
 
     classifier(tmp_path / "w.safetensors")
-    monkeypatch.setattr("zeroforget.store.adoption.grow", spoiled)
+    monkeypatch.setattr("zeroforget.store.starting.grow", spoiled)
     with pytest.raises(ModelError, match="would not answer as the classifier does; nothing was made"):
         adopt(tmp_path / "m", data / "middle", "digits", given(tmp_path / "w.safetensors"), OPTIONS, Watch())
     assert not (tmp_path / "m").exists()

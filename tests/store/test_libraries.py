@@ -304,3 +304,41 @@ def test_an_edited_model_builds_nothing_else(data: Path, tmp_path: Path, change:
     path.write_bytes(sealed(values))
     with pytest.raises(Damaged, match=why):
         empty_network(ModelFacts.from_json(unsealed(path.read_bytes(), path), path), path)
+
+
+@pytest.mark.parametrize("name", ["torchvision/residual10", "timm/heads_tiny"])
+def test_a_task_is_learned_on_a_librarys_features(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file, or as the library fetches them: the same features, which stay as they are."""
+    whole = classifier(name, num_classes=7)
+    weights, models = saved(whole, tmp_path / "w.safetensors"), []
+    for place, how in (("file", {"weights": weights}), ("fetched", {"pretrained": True})):
+        with monkeypatch.context() as there:
+            if place == "fetched":
+                there.setattr(libraries, "pretrained", lambda name: dict(whole.state_dict()))
+            models.append(open_model(tmp_path / place))
+            models[-1].learn(data / "low", "low", network=name, size=8, **how)
+    x = torch.randn(2, 3, 8, 8)
+    features = [model.dense("low").get_submodule("features")(x) for model in models]
+    assert torch.equal(*features)
+    assert (json_of(models[0])["version"], models[0].tasks[0].training["frozen"]) == (2, True)
+    models[0].learn(data / "high", "high")
+    assert torch.equal(models[0].dense("high").get_submodule("features")(x), features[0])
+    assert open_model(tmp_path / "file").verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("torchvision/residual10", "torchvision publishes"), ("timm/heads_tiny", "timm")]
+)
+def test_weights_that_cannot_be_fetched_say_which_file_to_bring(
+    name: str, where: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = (
+        rf"weights of '{name}' cannot be had here \(this would fetch something\).*bring the file: .*{where}.*--weights"
+    )
+    with pytest.raises(ValueError, match=told):
+        open_model(tmp_path / "m").learn(data / "low", "low", network=name, pretrained=True, size=8)
+    with pytest.raises(ModelError, match="say --pretrained, or --weights FILE where you have them"):
+        open_model(tmp_path / "m").learn(data / "low", "low", network=name, size=8)
+    assert not (tmp_path / "m").exists()

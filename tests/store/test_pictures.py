@@ -126,7 +126,10 @@ def test_learning_begins_with_the_names_of_its_classes(tmp_path: Path, count: in
     said: list[str] = []
     listing = list_pictures(write_digits(tmp_path, tuple(range(count)), 4))
     lesson_of(listing, (1, 8, 8), "digits", Options(), Watch(say=said.append))
-    assert said[-1] == f"{count} classes ({named}): {3 * count} pictures to learn from, {count} held out"
+    assert (
+        said[-1]
+        == f"{count} classes ({named}): {2 * count} pictures to learn from, {count} to select by, {count} to test"
+    )
 
 
 def test_small_and_uneven_classes_are_named(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_whatever_else_is_chosen_otherwise_starts_over(model: Model, data: Path)
     interrupted(model, data / "high", "high", **LATER)
     assert not goes_on(model, data / "high", "another name", **LATER)
     others: list[dict[str, Any]] = [{"seed": 1}, {"growth": 0.2}, {"flip": True}, {"shift": 2}, {"held_out": 0.3}]
+    others.append({"selection": 0.4})
     for other in others:
         assert not goes_on(model, data / "high", "high", **(LATER | other)), other
     assert goes_on(model, data / "high", "high", **LATER)  # asking has given nothing up
@@ -90,11 +91,11 @@ def test_other_weights_in_the_same_file_start_over(data: Path, tmp_path: Path) -
     given, file = nets.build("small", (1, 8, 8)), tmp_path / "start.safetensors"
     save_file(given.state_dict(), file)
     model = open_model(tmp_path / "m")
-    interrupted(model, data / "low", "low", weights=file, **QUICK)
+    interrupted(model, data / "low", "low", weights=file, frozen=False, **QUICK)
     shutil.copy(file, tmp_path / "copy.safetensors")
-    assert goes_on(model, data / "low", "low", weights=tmp_path / "copy.safetensors", **QUICK)
+    assert goes_on(model, data / "low", "low", weights=tmp_path / "copy.safetensors", frozen=False, **QUICK)
     save_file({name: tensor * 2 for name, tensor in given.state_dict().items()}, file)
-    assert not goes_on(model, data / "low", "low", weights=file, **QUICK)
+    assert not goes_on(model, data / "low", "low", weights=file, frozen=False, **QUICK)
     assert not goes_on(model, data / "low", "low", **QUICK)
 
 

@@ -68,7 +68,21 @@ def learn_command(
     epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 60,
     lr: Annotated[float, typer.Option(help="Learning rate to begin with.")] = 0.02,
     batch_size: Annotated[int, typer.Option(help="Pictures in a step.")] = 32,
-    held_out: Annotated[float, typer.Option(help="The share of each class that is held out to judge by.")] = 0.2,
+    pretrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--pretrained/--scratch", help="Start from published weights: those in the package, or a library's."
+        ),
+    ] = None,
+    frozen: Annotated[
+        bool | None,
+        typer.Option("--frozen/--tune", help="Keep weights to start from in every task, or tune them first."),
+    ] = None,
+    held_out: Annotated[float, typer.Option(help="The share of each class that is set apart to measure by.")] = 0.2,
+    selection: Annotated[float, typer.Option(help="The share of the rest that chooses which weights are kept.")] = 0.15,
+    test: Annotated[
+        Path | None, typer.Option(help="A folder of class folders to measure by instead.", parser=as_path)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
     flip: Annotated[bool, typer.Option("--flip", help="Also learn from mirrored pictures.")] = False,
     shift: Annotated[int | None, typer.Option(help="Also learn from pictures moved by so many pixels.")] = None,
@@ -90,6 +104,7 @@ def learn_command(
     options = options_of(
         network=network, width=width, size=size, gray=gray, weights=weights, align=align, epochs=epochs, lr=lr,
         growth=SEARCH if growth == "search" else _growth(growth), batch_size=batch_size, held_out=held_out,
+        selection=selection, test=test, pretrained=pretrained, frozen=frozen,
         flip=flip, shift=shift, strict=strict, unreadable=unreadable,
         finish=finish, device=device, precision=precision, seed=seed,
     )  # fmt: skip
@@ -113,9 +128,11 @@ def _doubt(facts: TaskFacts) -> None:
 
 
 def _tell(model: Model, facts: TaskFacts) -> None:
+    say(f"{_kept(facts)}; {facts.bytes:,} bytes in {model.path / 'tasks' / facts.folder}")
+    low, high = facts.interval
     say(
         f"learned '{facts.name}' in {facts.training['seconds']:.0f} s: {100 * facts.accuracy:.1f} % of "
-        f"{facts.data.held_out} held-out pictures right; {facts.bytes:,} bytes in {model.path / 'tasks' / facts.folder}"
+        f"{facts.data.held_out} test pictures right (95 % interval: {100 * low:.0f} to {100 * high:.0f} %)"
     )
     for row in facts.training.get("search", ()):
         chosen = " (taken)" if row["chosen"] else ""
@@ -124,6 +141,16 @@ def _tell(model: Model, facts: TaskFacts) -> None:
     if earlier:
         tasks, networks = ("tasks", "their networks") if earlier > 1 else ("task", "its network")
         say(f"{earlier} earlier {tasks} unchanged: every number of {networks} is the same")
+
+
+def _kept(facts: TaskFacts) -> str:
+    """Which weights were kept, and why training stopped."""
+    about = facts.training
+    selection = about.get("selection", {})
+    by = f"{100 * selection['accuracy']:.1f} % of {selection['pictures']} selection pictures" if selection else ""
+    if about["epochs"] == 1 and about.get("frozen"):
+        return f"head on frozen features{f': {by}' if by else ''}"
+    return f"kept epoch {about['kept'] + 1} of {about['epochs']}{f' ({by})' if by else ''}; stopped: {about['stopped']}"
 
 
 def _growth(text: str | None) -> float | list[float] | None:
@@ -224,7 +251,7 @@ class _Live:
 def _figures(progress: Progress) -> str:
     text = f"epoch {progress.epoch + 1}/{progress.epochs}"
     if progress.last is not None:
-        text += f", loss {progress.last.loss:.3f}, held out {100 * progress.last.val_accuracy:.1f} %"
+        text += f", loss {progress.last.loss:.3f}, selection {100 * progress.last.val_accuracy:.1f} %"
     return text
 
 
@@ -249,8 +276,10 @@ def tasks_command(
     for task in opened.tasks:
         added = sum(task.born.values())
         total += added
+        low, high = (f"{100 * bound:.0f}" for bound in task.interval)
         table.add_row(
-            shown(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} %", f"{total} (+{added})",
+            shown(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} % ({low}-{high})",
+            f"{total} (+{added})",
             f"+{task.bytes:,}", f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
         )  # fmt: skip
     show(table)
@@ -334,9 +363,9 @@ def _print_report(report: Report) -> None:
         mark = "[green]✓[/]" if one.agrees else "[bold red]✗[/]"
         text = f"{one.task}: {100 * one.accuracy:.1f} % of {one.pictures} pictures"
         if one.held_out is not None:
-            text += f"; held-out part {100 * one.held_out:.2f} %, recorded {100 * one.recorded:.2f} %"
+            text += f"; test part {100 * one.held_out:.2f} %, recorded {100 * one.recorded:.2f} %"
         else:
-            text += f" (recorded on its own held-out pictures: {100 * one.recorded:.1f} %)"
+            text += f" (recorded on its own test pictures: {100 * one.recorded:.1f} %)"
         console.print(f"{mark} {shown(text)}", highlight=False, soft_wrap=True)
     if report.head:
         say(f"model {report.head}")

@@ -1,4 +1,4 @@
-"""Classifiers of torchvision and timm by name ('torchvision/resnet50'), built without fetching any weights."""
+"""Classifiers of torchvision and timm by name ('torchvision/resnet50'); weights come only when asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 LIBRARIES = ("torchvision", "timm")
 _NAME = re.compile(r"\w+(\.\w+)?", re.ASCII)
@@ -75,6 +76,36 @@ def build(name: str, **options: Any) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ValueError(f"{library} made no module of '{model}'")
     return made
+
+
+def pretrained(name: str) -> dict[str, Tensor]:
+    """The published weights of a network, from the library's own cache or fetched into it by the library."""
+    library, model = find(name)
+    module = _import(library)
+    try:
+        if library == "timm":
+            made = module.create_model(model, pretrained=True)
+        else:
+            made = module.models.get_model(model, weights="DEFAULT")
+    except Exception as error:  # whatever a library and the network between do not manage
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"the weights of '{name}' cannot be had here ({why}). Where there is a network, bring the file: "
+            f"{_published_at(library, model)}; then name it with --weights FILE"
+        ) from error
+    return {key: value.detach().contiguous().clone() for key, value in made.state_dict().items()}
+
+
+def _published_at(library: str, model: str) -> str:
+    """Which file holds a network's published weights, and where the library would look for it."""
+    try:
+        if library == "timm":
+            place = _import(library).get_pretrained_cfg(model).hf_hub_id or f"timm/{model}"
+            return f"model.safetensors of '{place}' on the Hugging Face hub"
+        url = str(_import(library).models.get_model_weights(model).DEFAULT.url)
+        return f"{url.rpartition('/')[2]} (which torchvision keeps in {torch.hub.get_dir()}/checkpoints)"
+    except Exception:
+        return f"the one that {library} publishes for it"
 
 
 def check_options(options: Mapping[str, Any]) -> None:

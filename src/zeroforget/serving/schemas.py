@@ -37,7 +37,7 @@ class TaskSummary(BaseModel):
 
     name: str
     classes: list[str]
-    accuracy: float = Field(description="On held-out pictures.")
+    accuracy: float = Field(description="On the test part.")
     features: int = Field(description="Of its network.")
     features_added: int
     bytes_added: int

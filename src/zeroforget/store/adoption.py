@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,26 +11,22 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from zeroforget._version import __version__
-from zeroforget.axes.find import CannotGrow
 from zeroforget.data.readers.folder import composed
-from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
-from zeroforget.proving.adopt import split_head
-from zeroforget.proving.grow import grow
 from zeroforget.proving.trial_networks import in_service
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import MODEL, Folder
+from zeroforget.store.folder import Folder
 from zeroforget.store.learning import Learning, backbone_of, now
 from zeroforget.store.names import task_name
-from zeroforget.store.network import empty_network, example, fresh_values
+from zeroforget.store.network import example
 from zeroforget.store.options import Options, Watch
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
-from zeroforget.store.schema import Backbone, ModelFacts, TaskFacts
+from zeroforget.store.schema import ModelFacts, TaskFacts
+from zeroforget.store.starting import grown_from
 from zeroforget.store.weights import few
 from zeroforget.store.writing import changing
 from zeroforget.training import FitLog
@@ -50,8 +45,8 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
     decoded = read_pictures(listing, classifier.backbone.shape, told=watch.decoding)
     for note in check(decoded, strict=options.strict, unreadable=options.unreadable):
         watch.say(note)
-    ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=False, shift=0)
-    ready = replace(ready, preprocessing=replace(ready.preprocessing, mean=classifier.mean, std=classifier.std))
+    about = (classifier.mean, classifier.std)
+    ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=False, shift=0, normalized=about)
     adoption = _Adoption(folder, given, _ordered(classifier, order), ready, options, watch)
     net, log = adoption.learn()  # whatever may be refused is refused here, before there is a folder
     with changing(folder, watch):
@@ -114,34 +109,9 @@ class _Adoption(Learning):
         super().__init__(folder, None, classifier.backbone, ready, options, watch)
 
     def _start(self) -> tuple[ModelFacts, GrowingNetwork]:
-        self.weights = sha256(self.given.weights.read_bytes())
-        net = self._grown(self.backbone)
-        if self.backbone.library is not None:
-            recipe = net.axes.recipe
-            library = replace(self.backbone.library, keep=recipe.keep, care=recipe.care, held=recipe.held)
-            self.backbone = replace(self.backbone, library=library)
-        program, where = f"zeroforget {__version__}", self.folder.path / MODEL
-        facts = ModelFacts(self.backbone, self.options.seed, now(), program, self.weights, fresh_values(net))
-        again = empty_network(ModelFacts.from_json(facts.to_json(), where), where)
-        if replace(again.axes, unfollowed={}) != replace(net.axes, unfollowed={}):
-            raise ModelError(
-                "the folder would not be enough to build this network again; nothing was made. Please report this"
-            )
-        return facts, net
-
-    def _grown(self, backbone: Backbone) -> GrowingNetwork:
-        x, given = example(backbone), self.given
-        net = self.classifier.net
-        features = net.get_submodule("features") if backbone.library is None else split_head(net, x)[0]
-        with warnings.catch_warnings(record=True) as notes:
-            warnings.simplefilter("always")
-            try:
-                grown = grow(features, x, keep=given.keep, unknown=given.unknown, **backbone.growing())
-            except CannotGrow as error:
-                raise ModelError(f"{error} (on the command line: --keep MODULE, --unknown keep)") from error
-        for note in notes:
-            self.watch.say(str(note.message))
-        return grown
+        model, net = grown_from(self.classifier, self.given, self.folder.path, now(), self.options.seed, self.watch)
+        self.weights, self.backbone = model.weights, model.backbone
+        return model, net
 
     @torch.no_grad()
     def _train(self, grower: Tfm) -> FitLog:

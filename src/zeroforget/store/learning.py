@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from zeroforget.nets import libraries
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
+from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
 from zeroforget.store.images import Shape
@@ -38,10 +41,22 @@ from zeroforget.store.network import (
 from zeroforget.store.options import Options, Watch, default_network
 from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts, text_of
+from zeroforget.store.starting import (
+    FROZEN,
+    Normalization,
+    Start,
+    grown_from,
+    library_start,
+    normalization,
+    resolved,
+    size_of,
+)
 from zeroforget.store.tensors import born
 from zeroforget.store.writing import changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
+from zeroforget.training.log import Epoch
+from zeroforget.training.probe import fit_head
 from zeroforget.training.seeding import seeded
 
 PROBES = 4
@@ -53,32 +68,63 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     name, folder = task_name(name), Folder(path)
     check_apart(path, pictures)
     folder.check_place()
-    backbone = backbone_of(folder.read() if folder.exists() or folder.entries() else None, options, name)
+    with TemporaryDirectory() as room:
+        chain = folder.read() if folder.exists() or folder.entries() else None
+        options = resolved(options, chain, Path(room))
+        return _learn(folder, chain, pictures, name, options, watch)
+
+
+def _learn(folder: Folder, chain: Chain | None, pictures: Path, name: str, options: Options, watch: Watch) -> TaskFacts:
+    backbone, classifier = backbone_of(chain, options, name), None
     listing = list_pictures(pictures)
-    if options.weights is not None:  # a file that does not fit is told at once
+    if chain is None and libraries.is_foreign(backbone.network):
+        classifier = library_start(options)
+        backbone = classifier.backbone
+    elif options.weights is not None:  # a file that does not fit is told at once
         load_weights(plain_network(backbone, options.seed), backbone, options.weights)
-    ready = lesson_of(listing, backbone.shape, name, options, watch)
+    given = (classifier.mean, classifier.std) if classifier else normalization(options, backbone.shape[0])
+    ready = lesson_of(listing, backbone.shape, name, options, watch, Start.of(chain), given)
     with changing(folder, watch):
         chain = folder.read() if folder.exists() else None
-        own = backbone_of(chain, options, name)
+        own = backbone if classifier and chain is None else backbone_of(chain, options, name)
         if own.shape != backbone.shape:
             watch.say("another process has made the model meanwhile, for other pictures; reading them again")
-            ready = lesson_of(listing, own.shape, name, options, watch)
+            ready = lesson_of(listing, own.shape, name, options, watch, Start.of(chain), given)
         if chain is None:
-            watch.say(f"making a new model in {path}")
-        return Learning(folder, chain, own, ready, options, watch).run()
+            watch.say(f"making a new model in {folder.path}")
+        return Learning(folder, chain, own, ready, options, watch, classifier).run()
 
 
-def lesson_of(listing: Listing, shape: Shape, name: str, options: Options, watch: Watch) -> Lesson:
+def lesson_of(
+    listing: Listing,
+    shape: Shape,
+    name: str,
+    options: Options,
+    watch: Watch,
+    start: Start | None = None,
+    given: Normalization | None = None,
+) -> Lesson:
     """The pictures as the network takes them; what is wrong with them is said."""
     decoded = read_pictures(listing, shape, told=watch.decoding)
     for note in check(decoded, strict=options.strict, unreadable=options.unreadable):
         watch.say(note)
     shift = shape[1] // 16 if options.shift is None else options.shift
-    ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift)
-    learned, held = len(ready.task.train), len(ready.task.val)
+    test = None
+    if options.test is not None:
+        test = read_pictures(list_pictures(options.test, listing.classes), shape, told=watch.decoding)
+        if len(test.labels) == 0:
+            raise ModelError(f"none of the pictures below {options.test} can be read")
+    ready = lesson(
+        name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift,
+        selection=options.selection, test=test, normalized=start.normalization if start else given,
+    )  # fmt: skip
+    for note in ready.notes:
+        watch.say(note)
     named = ", ".join([*listing.classes[:5], *(["…"] if len(listing.classes) > 5 else [])])
-    watch.say(f"{len(listing.classes)} classes ({named}): {learned} pictures to learn from, {held} held out")
+    parts = (
+        f"{len(ready.task.train)} pictures to learn from, {ready.selected} to select by, {len(ready.task.test)} to test"
+    )
+    watch.say(f"{len(listing.classes)} classes ({named}): {parts}")
     return ready
 
 
@@ -86,22 +132,20 @@ def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
     """The model's own, which the options may not contradict, or a new one as the options say."""
     if chain is None:
         _no_growth(options)
-        size = options.size or 64
-        network, width = default_network(size)
+        network, width = default_network(options.size or 64)
         if options.network is not None:
             network, width = options.network, 1.0
         width = width if options.width is None else options.width
         if libraries.is_foreign(network):
-            raise ModelError(
-                f"'{network}' is for 'zeroforget adopt', which takes it with its weights as the first task"
-            )
+            libraries.find(network)
+            return Backbone(network, {}, (1 if options.gray else 3, 1, 1))
         if ":" in network:
             raise ModelError(
                 f"'{network}' is code of your own, which a model's folder does not hold: name a network of 'zeroforget "
                 "networks' (for 'zeroforget adopt' also one of torchvision or timm), or use zeroforget.grow or "
                 "zeroforget.adopt in Python, where any module will do"
             )
-        nets.find(network)
+        size = size_of(options, network, nets.find(network).shape[-1])
         return Backbone(
             network,
             {"width": width},
@@ -144,9 +188,23 @@ class Learning:
     """One task on its way into the folder; the lock is held."""
 
     def __init__(
-        self, folder: Folder, chain: Chain | None, backbone: Backbone, ready: Lesson, options: Options, watch: Watch
+        self,
+        folder: Folder,
+        chain: Chain | None,
+        backbone: Backbone,
+        ready: Lesson,
+        options: Options,
+        watch: Watch,
+        classifier: Classifier | None = None,
     ) -> None:
         self.folder, self.chain, self.ready, self.options, self.watch = folder, chain, ready, options, watch
+        self.origin = classifier
+        first = Start.of(chain)
+        self.start = first or (
+            None
+            if options.weights is None
+            else Start(options.frozen is not False, (ready.preprocessing.mean, ready.preprocessing.std))
+        )
         self.number = len(chain.tasks) + 1 if chain else 1
         self.backbone = backbone
         self.weights: str | None = None
@@ -163,6 +221,8 @@ class Learning:
         self.additions = self._different()
         self.growths = tuple(one.growth for one in self.additions)
         self.watch.adds(self.additions)
+        if self.start is not None and self.start.frozen and (not self.net.history or self.options.growth is None):
+            return self._fit_head()
         grower = Tfm(
             self.net,
             example(self.backbone),
@@ -175,6 +235,29 @@ class Learning:
         grower.to("cpu")
         return grower.net, log
 
+    @torch.no_grad()
+    def _fit_head(self) -> tuple[GrowingNetwork, FitLog]:
+        """A task whose features all are there: they are computed once, and its head is fitted to them."""
+        began, task = time.perf_counter(), self.ready.task
+        with seeded("learn", self.options.seed, self.number):
+            self.net.add_task(task.name, len(task.classes), self.growths[0], quiet=True)
+        net, prepare = self.net.eval(), preparation(self.ready.preprocessing)
+        extract = net.dense(self.number - 1).get_submodule("features").to(self.options.device)
+        self.watch.say(f"the features are frozen: computing those of {len(task.train) + len(task.val)} pictures once")
+        known = logits(extract, task.train, prepare, device=self.options.device)
+        train = choosing = (known, task.train.labels)
+        if task.val is not task.train:
+            choosing = (logits(extract, task.val, prepare, device=self.options.device), task.val.labels)
+        if self.options.flip:
+            mirrored = logits(lambda x: extract(x.flip(-1)), task.train, prepare, device=self.options.device)
+            train = (torch.cat([known, mirrored]), task.train.labels.repeat(2))
+        head = fit_head(train, choosing, len(task.classes))
+        net.heads[-1].get_parameter("weight").copy_(head.weight)
+        net.heads[-1].get_parameter("bias").copy_(head.bias)
+        log = FitLog(stopped="the head fits, and its features are frozen")
+        log.add(Epoch(0, 0.0, head.loss, head.loss, head.accuracy, time.perf_counter() - began), "last")
+        return net, log
+
     def write(self, net: GrowingNetwork, log: FitLog) -> TaskFacts:
         """The task becomes a part of the folder."""
         facts = self._write(net, log)
@@ -184,6 +267,11 @@ class Learning:
     def _start(self) -> tuple[ModelFacts, GrowingNetwork]:
         """The network as it stands, or a new one that is proved to grow."""
         chain, folder = self.chain, self.folder
+        if chain is None and self.origin is not None and self.options.weights is not None:
+            given = Given(self.options.weights)
+            model, net = grown_from(self.origin, given, folder.path, now(), self.options.seed, self.watch)
+            self.weights, self.backbone = model.weights, model.backbone
+            return model, net
         if chain is not None and (chain.tasks or self.options.weights is None):
             return chain.model, assemble_chain(folder, chain)
         plain = plain_network(self.backbone, chain.model.seed if chain else self.options.seed)
@@ -202,6 +290,8 @@ class Learning:
         """The growths to try, none beyond what is left."""
         if not self.net.history:
             return (self.backbone.start,)
+        if self.start is not None and self.start.frozen and self.options.growth is None:
+            return (0.0,)
         left = max(0.0, self.net.left())
         growths = tuple(sorted({min(g, left) for g in self.options.growths}))
         if growths[-1] < max(self.options.growths):
@@ -259,14 +349,14 @@ class Learning:
     def _plan(self) -> dict[str, Any]:
         """What an interrupted training must share with this one to be gone on with."""
         options = {f.name: str(getattr(self.options, f.name)) for f in fields(self.options)}
-        for same in ("finish", "strict", "unreadable", "epochs", "weights"):
+        for same in ("finish", "strict", "unreadable", "epochs", "weights", "test"):
             options.pop(same)
         return {
             "task": self.ready.task.name,
             "model": self.chain.head if self.chain else "",
             "backbone": str(self.backbone),
             "weights": self.weights,
-            "pictures": [pixels(self.ready.task.train), self.ready.data.pixels],
+            "pictures": [pixels(self.ready.task.train), pixels(self.ready.task.val), self.ready.data.pixels],
             "options": options,
         }
 
@@ -297,7 +387,7 @@ class Learning:
             preprocessing=self.ready.preprocessing,
             accuracy=0.0,
             data=self.ready.data,
-            training=_summary(log),
+            training=self._summary(log),
             calibration=Calibration(1.0, (0.0, 0.0)),
             network=net.fingerprint(index),
             probe=sha256(logits_.numpy().tobytes()),
@@ -314,20 +404,30 @@ class Learning:
 
     def _measure(self, dense: nn.Module, facts: TaskFacts, aside: Path) -> TaskFacts:
         """Accuracy and calibration of the network as it will be read, and the file that tells its pictures apart."""
-        train, val, prepare = self.ready.task.train, self.ready.task.val, preparation(facts.preprocessing)
-        scores = logits(dense, val, prepare)
-        right = float((scores.argmax(1) == val.labels).sum()) / len(val)
-        about = which.spread(which.features(dense, train, prepare), which.sampled_labels(train), len(facts.classes))
-        far = which.quantiles(which.distance(which.features(dense, val, prepare), about))
+        task, prepare = self.ready.task, preparation(facts.preprocessing)
+        scores = logits(dense, task.test, prepare)
+        right = float((scores.argmax(1) == task.test.labels).sum()) / len(task.test)
+        about = which.spread(
+            which.features(dense, task.train, prepare), which.sampled_labels(task.train), len(facts.classes)
+        )
+        far = which.quantiles(which.distance(which.features(dense, task.test, prepare), about))
         written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
-        calibration = Calibration(which.temperature(scores, val.labels), far)
+        calibration = Calibration(which.temperature(scores, task.test.labels), far)
         return replace(facts, accuracy=right, calibration=calibration, files=written)
 
     def _probes(self) -> torch.Tensor:
-        """Held-out pictures, as far apart as they lie."""
-        val = self.ready.task.val
-        rows = torch.linspace(0, len(val) - 1, min(PROBES, len(val))).long()
-        return val.batch(rows)[0].clone()
+        """Test pictures, as far apart as they lie."""
+        test = self.ready.task.test
+        rows = torch.linspace(0, len(test) - 1, min(PROBES, len(test))).long()
+        return test.batch(rows)[0].clone()
+
+    def _summary(self, log: FitLog) -> dict[str, Any]:
+        told = {"epochs": len(log.epochs), "kept": log.best, "seconds": round(log.seconds, 2), "stopped": log.stopped}
+        if self.ready.selected and log.epochs:
+            told["selection"] = {"pictures": self.ready.selected, "accuracy": log.val_accuracy}
+        if self.start is not None:
+            told[FROZEN] = self.start.frozen
+        return told | ({"search": log.notes["search"]} if "search" in log.notes else {})
 
 
 def _planned(path: Path) -> dict[str, Any]:
@@ -357,16 +457,6 @@ _OTHER = {
     "weights": "the weights are others",
     "backbone": "the network is another",
 }
-
-
-def _summary(log: FitLog) -> dict[str, Any]:
-    notes = {"search": log.notes["search"]} if "search" in log.notes else {}
-    return {
-        "epochs": len(log.epochs),
-        "kept": log.best,
-        "seconds": round(log.seconds, 2),
-        "stopped": log.stopped,
-    } | notes
 
 
 def now() -> str:

@@ -35,6 +35,12 @@ class Options:
     """One channel instead of three."""
     weights: Path | None = None
     """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
+    pretrained: bool | None = None
+    """Whether to start from published weights: those in the package, or a library's own; by default the package's, for
+    color pictures, unless a network is named."""
+    frozen: bool | None = None
+    """Of weights to start from: whether they stay as they are in every task, so that a first task learns a head alone
+    and later ones what they add (the default); else the first task tunes them."""
     align: int | None = None
     """Layers grow to multiples of this; by default of 8 in a model that is made on a GPU, else of 1."""
     growth: float | Sequence[float] | None = None
@@ -48,7 +54,11 @@ class Options:
     patience: int = 4
     seed: int = 0
     held_out: float = 0.2
-    """The share of each class that is held out, to choose when to stop and to measure by."""
+    """The share of each class that is set apart to measure by: the test part."""
+    selection: float = 0.15
+    """The share of the rest that chooses which weights are kept, and when to stop: the selection part."""
+    test: Path | None = None
+    """A folder of class folders to measure by instead."""
     flip: bool = False
     """Also learn from pictures mirrored left to right."""
     shift: int | None = None
@@ -65,10 +75,15 @@ class Options:
 
     def __post_init__(self) -> None:
         self._plain_numbers()
-        if self.weights is not None:  # from Python it may be a word
-            object.__setattr__(self, "weights", as_path(self.weights))
+        for name in ("weights", "test"):  # from Python it may be a word
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_path(path))
+        if self.pretrained is False and self.frozen:
+            raise ModelError("frozen keeps weights that training starts from, and pretrained=False starts from none")
         if not 0 < self.held_out < 1:
             raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
+        if not 0 < self.selection < 1:
+            raise ModelError(f"selection is a share of each class, between 0 and 1, not {self.selection}")
         if not 0 <= self.unreadable <= 1:
             raise ModelError(f"unreadable is a share of the pictures, from 0 to 1, not {self.unreadable}")
         if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
@@ -119,6 +134,7 @@ class Options:
             batch_size=self.batch_size,
             epochs=1 if self.finish else self.epochs,
             patience=self.patience,
+            keep="accurate",
             min_lr=self.lr / 100,
             clip=5.0,
             device=self.device,
@@ -128,7 +144,7 @@ class Options:
 
 _NUMBERS: dict[str, type[int] | type[float]] = dict.fromkeys(
     ("size", "align", "epochs", "batch_size", "patience", "seed", "shift"), int
-) | dict.fromkeys(("width", "margin", "lr", "held_out", "unreadable"), float)
+) | dict.fromkeys(("width", "margin", "lr", "held_out", "selection", "unreadable"), float)
 
 
 def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float:

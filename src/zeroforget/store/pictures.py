@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zeroforget.data import DataError, Preparation, Split, Task
 from zeroforget.data.readers.files import folders
@@ -20,6 +21,9 @@ from zeroforget.store.images import Shape, Told, decode_all
 from zeroforget.store.schema import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.training.seeding import generator
 
+SIDE, ALIKE, EVEN = 16, 2.5, 8.0
+"""Of thumbnails: pixels of a side; two are near copies if their pixels differ by less than this (of 255, root mean
+square) and vary by more than this."""
 FEW = 10
 """A class with fewer pictures than this is named."""
 MOST_UNREADABLE = 0.05
@@ -168,9 +172,9 @@ def left_out(count: int) -> str:
     return f"{'1 file that is no picture is' if count == 1 else f'{count} files that are no pictures are'} left out"
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int, thing: str, things: str = "") -> str:
     """So many things, in words: 1 file, 2 files."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
@@ -191,24 +195,106 @@ class Lesson:
     task: Task
     preprocessing: Preprocessing
     data: DataFacts
+    notes: tuple[str, ...] = ()
+    """What a person should know about its parts."""
+
+    @property
+    def selected(self) -> int:
+        """How many pictures choose; none if training chooses by the pictures it learns from."""
+        return 0 if self.task.val is self.task.train else len(self.task.val)
 
 
-def lesson(name: str, pictures: Pictures, *, share: float, seed: int, flip: bool, shift: int) -> Lesson:
-    """The task out of decoded pictures: its held-out part, and normalization by the statistics of the rest."""
-    aside = held_out(pictures.labels, share, seed)
-    train_rows, val_rows = (~aside).nonzero().squeeze(1), aside.nonzero().squeeze(1)
-    mean, std = statistics(pictures.images, train_rows)
-    prepare = Preparation(mean=mean, std=std, pad=shift, flip=flip)
-    val = Split(pictures.images, pictures.labels[val_rows], val_rows)
-    train = Split(pictures.images, pictures.labels[train_rows], train_rows)
+def lesson(
+    name: str,
+    pictures: Pictures,
+    *,
+    share: float,
+    seed: int,
+    flip: bool,
+    shift: int,
+    selection: float = 0.15,
+    test: Pictures | None = None,
+    normalized: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> Lesson:
+    """The task out of decoded pictures: three parts, and normalization by the statistics of what is learned from.
+
+    `test` brings a test part of its own, `normalized` a mean and a std.
+    """
+    labels = pictures.labels
+    aside = torch.zeros(len(labels), dtype=torch.bool) if test else held_out(labels, share, seed)
+    measured = Split(test.images, test.labels) if test else _part(pictures, aside)
+    learned, notes = _without_twins(pictures, ~aside, test or pictures, None if test else aside)
+    choosing = selected(labels, learned, selection, seed)
+    train = _part(pictures, learned & ~choosing)
+    mean, std = normalized or statistics(pictures.images, (learned & ~choosing).nonzero().squeeze(1))
+    mean, std = tuple(mean), tuple(std)
+    val = _part(pictures, choosing) if choosing.any() else train
     channels, height, width = pictures.images.shape[1:]
     return Lesson(
-        Task(name, pictures.listing.classes, train, val, val, prepare),
+        Task(name, pictures.listing.classes, train, val, measured, Preparation(mean, std, pad=shift, flip=flip)),
         Preprocessing("RGB" if channels == 3 else "L", (height, width), mean, std),
         DataFacts(
-            pixels(val), pictures.counts, len(pictures.unreadable), len(val), share, seed
+            pixels(measured), pictures.counts, len(pictures.unreadable), len(measured), 1.0 if test else share, seed
         ),
+        notes,
     )  # fmt: skip
+
+
+def _part(pictures: Pictures, chosen: Tensor) -> Split:
+    rows = chosen.nonzero().squeeze(1)
+    return Split(pictures.images, pictures.labels[rows], rows)
+
+
+def selected(labels: Tensor, learned: Tensor, share: float, seed: int) -> Tensor:
+    """Which of the pictures that are not for testing choose: a share of each class that has three of them or more."""
+    out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        rows = ((labels == label) & learned).nonzero().squeeze(1)
+        if len(rows) >= 3:
+            count = max(1, round(share * len(rows)))
+            out[rows[torch.randperm(len(rows), generator=generator("selection", seed, label))[:count]]] = True
+    return out
+
+
+def _without_twins(
+    pictures: Pictures, learned: Tensor, others: Pictures, aside: Tensor | None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """What is learned from without near copies of test pictures, which would flatter the figures."""
+    tests = torch.arange(len(others.labels)) if aside is None else aside.nonzero().squeeze(1)
+    rows = learned.nonzero().squeeze(1)
+    pairs = near_copies(pictures.images, rows, others.images, tests)
+    kept = learned.clone()
+    kept[[row for row, _ in pairs]] = False
+    emptied = [
+        name for label, name in enumerate(pictures.listing.classes) if not (kept & (pictures.labels == label)).any()
+    ]
+    if not pairs:
+        return learned, ()
+    files, tested = pictures.files, others.files
+    shown = "; ".join(f"{files[row]} ~ {tested[other]}" for row, other in pairs[:3]) + ("; …" if pairs[3:] else "")
+    if emptied:
+        return learned, (f"near copies of test pictures are learned from, so its accuracy flatters: {shown}",)
+    return kept, (f"not learned from: {counted(len(pairs), 'near copy', 'near copies')} of test pictures: {shown}",)
+
+
+def near_copies(images: Tensor, rows: Tensor, others: Tensor, tests: Tensor) -> list[tuple[int, int]]:
+    """Pictures that look like one of the tests (resized or saved again), each with that one. Even ones do not count."""
+    ours, theirs = _thumbnails(images, rows), _thumbnails(others, tests)
+    found = []
+    for start in range(0, len(rows), 1024):
+        part = ours[start : start + 1024]
+        away, nearest = torch.cdist(part, theirs).min(1)
+        close = (away < ALIKE * SIDE) & (part.std(1) > EVEN)
+        found += [
+            (int(rows[start + place]), int(tests[nearest[place]])) for place in close.nonzero().squeeze(1).tolist()
+        ]
+    return found
+
+
+def _thumbnails(images: Tensor, rows: Tensor) -> Tensor:
+    """Gray, small, one row of numbers each."""
+    parts = [images[part].float().mean(1, keepdim=True) for part in rows.split(512)]
+    return torch.cat([F.adaptive_avg_pool2d(part, SIDE).flatten(1) for part in parts])
 
 
 def pixels(split: Split) -> str:

@@ -16,6 +16,7 @@ from zeroforget.files.signs import has_hidden
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name
+from zeroforget.training.evaluate import interval
 
 VERSION = 1
 """What is written, but for model.json of a network from a library and task.json of a task with rank births."""
@@ -148,11 +149,13 @@ class DataFacts:
     """What a task was learned from."""
 
     pixels: str
-    """sha256 of the held-out pictures as they were decoded: whoever has them can measure the accuracy again."""
+    """sha256 of the test pictures as they were decoded: whoever has them can measure the accuracy again."""
     counts: tuple[int, ...]
     skipped: int
     held_out: int
+    """How many pictures the test part has."""
     share: float
+    """Of each class; 1 for a folder of test pictures of its own."""
     seed: int
 
     def to_json(self) -> dict[str, Any]:
@@ -202,7 +205,8 @@ class TaskFacts:
     """Multiplications and additions of its network for one picture."""
     preprocessing: Preprocessing
     accuracy: float
-    """On the held-out pictures, which also chose when to stop."""
+    """On the test part, which chose nothing; of tasks learned before there were three parts it also chose when to
+    stop."""
     data: DataFacts
     training: Mapping[str, Any]
     calibration: Calibration
@@ -219,6 +223,11 @@ class TaskFacts:
     def folder(self) -> str:
         """The name of its folder."""
         return folder_name(self.number, self.name)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where its accuracy lies with 95 % confidence, for so many test pictures."""
+        return interval(self.accuracy, self.data.held_out)
 
     @property
     def bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from collections import Counter
@@ -33,6 +34,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as error:
         raise ModelError(f"{path} is no safetensors file, nor one of torch.save ({error})") from error
+
+
+def normalization_of(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and std of the pixels that the weights were trained on, where a safetensors file tells."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            about = opened.metadata() or {}
+        mean, std = (tuple(map(float, json.loads(about[key]))) for key in ("mean", "std"))
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+        return None
+    return mean, std
 
 
 def _load(path: Path) -> Any:

@@ -1,0 +1,145 @@
+"""What a model starts from: fresh weights, a file of them, those in the package, or a library's."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from zeroforget._version import __version__
+from zeroforget.axes.find import CannotGrow
+from zeroforget.files.hashes import sha256
+from zeroforget.growing.network import GrowingNetwork
+from zeroforget.nets import embedded, libraries
+from zeroforget.proving.adopt import split_head
+from zeroforget.proving.grow import grow
+from zeroforget.store.classifiers import IMAGENET, Classifier, Given, from_library
+from zeroforget.store.errors import ModelError
+from zeroforget.store.folder import MODEL, Chain
+from zeroforget.store.network import empty_network, example, fresh_values
+from zeroforget.store.options import Options, Watch
+from zeroforget.store.schema import ModelFacts
+from zeroforget.store.weights import normalization_of
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+FROZEN = "frozen"
+"""Where a task's training tells whether the weights that the model started from stay as they are."""
+SMALLEST = 32
+"""Photos below so many pixels are not what the package's weights know."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the first task began, for all that come after it."""
+
+    frozen: bool
+    normalization: Normalization
+
+    @staticmethod
+    def of(chain: Chain | None) -> Start | None:
+        """That of a model whose first task started from weights, with their own normalization."""
+        if chain is None or not chain.tasks or FROZEN not in (first := chain.tasks[0]).training:
+            return None
+        return Start(first.training[FROZEN] is True, (first.preprocessing.mean, first.preprocessing.std))
+
+
+def resolved(options: Options, chain: Chain | None, room: Path) -> Options:
+    """The options with the network and the file of weights that a first task starts from. What a library fetches is
+    written into `room`."""
+    if chain is not None and chain.tasks:
+        if options.frozen is not None:
+            raise ModelError("frozen counts for the first task only; this model has learned already")
+        return options
+    if options.weights is not None or options.pretrained is False:
+        return options
+    network = options.network if chain is None else chain.model.backbone.network
+    if chain is not None and chain.model.weights is not None:  # its tasks were taken back
+        own = embedded.is_there() and sha256(embedded.FILE.read_bytes()) == chain.model.weights
+        return replace(options, weights=embedded.FILE) if own else options
+    if options.pretrained and network is not None and libraries.is_foreign(network):
+        save_file(libraries.pretrained(network), room / "weights.safetensors")
+        return replace(options, weights=room / "weights.safetensors")
+    if options.pretrained and network not in (None, embedded.NETWORK):
+        raise ModelError(
+            f"no weights of '{network}' come with zeroforget: bring a file and name it with --weights FILE "
+            f"(safetensors, .pt or .pth; torchvision's names fit squeezenet). Without --network, --pretrained takes "
+            f"'{embedded.NETWORK}' with the weights in the package"
+        )
+    photos = not options.gray and options.width in (None, 1.0) and (options.size or SMALLEST) >= SMALLEST
+    if options.pretrained or (chain is None and network is None and photos and embedded.is_there()):
+        if not photos:
+            raise ModelError(
+                f"the weights in the package are for color photos of {SMALLEST} pixels and more at full width: leave "
+                "out --gray and --width, or --pretrained"
+            )
+        return replace(options, network=network or embedded.NETWORK, weights=embedded.weights())
+    return options
+
+
+def normalization(options: Options, channels: int) -> Normalization | None:
+    """Of the pixels that the weights to start from were trained on: as their file tells, or ImageNet's."""
+    if options.weights is None:
+        return None
+    mean, std = normalization_of(options.weights) or IMAGENET
+    if channels == 1 and len(mean) == 3:
+        return (round(sum(mean) / 3, 6),), (round(sum(std) / 3, 6),)
+    return (mean, std) if len(mean) == channels else None
+
+
+def size_of(options: Options, network: str, published: int) -> int:
+    """Pixels of a side, where none are asked for: with weights, those that they were trained for."""
+    if options.size is not None:
+        return options.size
+    return published if options.weights is not None and network != embedded.NETWORK else 64
+
+
+def library_start(options: Options) -> Classifier:
+    """A library's network with the weights to start from; its head is not used."""
+    assert options.network is not None
+    if options.weights is None:
+        raise ModelError(
+            f"'{options.network}' starts from its published weights: say --pretrained, or --weights FILE where you "
+            "have them; 'zeroforget adopt' takes it with its head as the first task"
+        )
+    if options.width not in (None, 1.0):
+        raise ModelError("width is for networks of ours")
+    given, channels = Given(options.weights), 1 if options.gray else 3
+    found = from_library(given, options.network, size=options.size, channels=channels, seed=options.seed)
+    return replace(found, backbone=replace(found.backbone, align=options.align or 1))
+
+
+def grown_from(
+    classifier: Classifier, given: Given, model: Path, made: str, seed: int, watch: Watch
+) -> tuple[ModelFacts, GrowingNetwork]:
+    """The growing network that a classifier is without its head, and what model.json says of it."""
+    weights, backbone = sha256(given.weights.read_bytes()), classifier.backbone
+    net = _grown(classifier, given, watch)
+    if backbone.library is not None:
+        recipe = net.axes.recipe
+        library = replace(backbone.library, keep=recipe.keep, care=recipe.care, held=recipe.held)
+        backbone = replace(backbone, library=library)
+    program, where = f"zeroforget {__version__}", model / MODEL
+    facts = ModelFacts(backbone, seed, made, program, weights, fresh_values(net))
+    again = empty_network(ModelFacts.from_json(facts.to_json(), where), where)
+    if replace(again.axes, unfollowed={}) != replace(net.axes, unfollowed={}):
+        raise ModelError(
+            "the folder would not be enough to build this network again; nothing was made. Please report this"
+        )
+    return facts, net
+
+
+def _grown(classifier: Classifier, given: Given, watch: Watch) -> GrowingNetwork:
+    backbone, net = classifier.backbone, classifier.net
+    x = example(backbone)
+    features = net.get_submodule("features") if backbone.library is None else split_head(net, x)[0]
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        try:
+            grown = grow(features, x, keep=given.keep, unknown=given.unknown, **backbone.growing())
+        except CannotGrow as error:
+            raise ModelError(f"{error} (on the command line: --keep MODULE, --unknown keep)") from error
+    for note in notes:
+        watch.say(str(note.message))
+    return grown

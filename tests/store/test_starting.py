@@ -1,0 +1,177 @@
+"""Starting from weights: frozen features, heads fitted to them, three parts, and what is said where there are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from tests.store.helpers import write_digits
+from zeroforget import nets
+from zeroforget.nets import embedded
+from zeroforget.store import Model, ModelError, Watch, open_model
+from zeroforget.store.folder import BORN
+from zeroforget.store.pictures import lesson, list_pictures, read_pictures
+from zeroforget.training.evaluate import interval
+from zeroforget.training.probe import fit_head
+
+MADE = {"network": "small", "size": 8, "gray": True}
+
+
+def weights(path: Path) -> Path:
+    """Of a network that has seen nothing; its features are random, and still tell digits apart."""
+    torch.manual_seed(0)
+    save_file(nets.build("small", (1, 8, 8)).state_dict(), path, {"mean": "[0.25]", "std": "[0.5]"})
+    return path
+
+
+def started(place: Path, data: Path) -> Model:
+    model = open_model(place / "m")
+    model.learn(data / "low", "low", weights=weights(place / "w.safetensors"), **MADE)
+    return model
+
+
+def test_frozen_features_are_those_of_the_file_in_every_task(data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    model = started(tmp_path, data)
+    facts = model.learn(data / "high", "high", watch=Watch(say=said.append))
+    given = load_file(tmp_path / "w.safetensors")
+    for task in ("low", "high"):
+        values = model.dense(task).get_submodule("features").state_dict()
+        assert {name: value.shape for name, value in values.items()} == {n: v.shape for n, v in given.items()}
+        assert all(torch.equal(values[name], given[name]) for name in given)
+    assert [task.training["frozen"] for task in model.tasks] == [True, True]
+    assert sum(facts.born.values()) == 0
+    assert set(load_file(model.path / "tasks" / facts.folder / BORN)) >= {"head/weight", "head/bias"}
+    assert [(task.preprocessing.mean, task.preprocessing.std) for task in model.tasks] == [((0.25,), (0.5,))] * 2
+    assert all(task.accuracy > 0.8 for task in model.tasks)
+    assert any("the features are frozen" in line for line in said)
+    assert model.verify({"low": data / "low", "high": data / "high"})
+
+
+def test_a_later_task_may_grow_on_frozen_features(data: Path, tmp_path: Path) -> None:
+    model = started(tmp_path, data)
+    before = model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "low")
+    facts = model.learn(data / "high", "high", growth=0.2, epochs=2, batch_size=16)
+    assert sum(facts.born.values()) > 0
+    assert torch.equal(model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "low"), before)
+    assert (facts.training["epochs"], facts.preprocessing.mean) == (2, (0.25,))
+
+
+def test_weights_may_be_tuned_by_the_first_task(data: Path, tmp_path: Path) -> None:
+    file, model = weights(tmp_path / "w.safetensors"), open_model(tmp_path / "m")
+    facts = model.learn(data / "low", "low", weights=file, frozen=False, epochs=2, batch_size=16, **MADE)
+    values, given = model.dense("low").get_submodule("features").state_dict(), load_file(file)
+    assert not any(torch.equal(values[name], given[name]) for name in given)
+    assert (facts.training["frozen"], facts.training["epochs"]) == (False, 2)
+    with pytest.raises(ModelError, match="frozen counts for the first task only"):
+        model.learn(data / "high", "high", frozen=True)
+
+
+def test_where_no_weights_are(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(tmp_path / "m")
+    with pytest.raises(
+        ModelError, match=r"no weights of 'resnet18' come with zeroforget: bring a file .* --weights FILE"
+    ):
+        model.learn(data / "low", "low", network="resnet18", pretrained=True)
+    with pytest.raises(ModelError, match="frozen keeps weights that training starts from"):
+        model.learn(data / "low", "low", pretrained=False, frozen=True)
+    with pytest.raises(ModelError, match=r"for color photos of 32 pixels and more.*leave out --gray"):
+        model.learn(data / "low", "low", pretrained=True, gray=True)
+    monkeypatch.setattr(embedded, "FILE", tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match=r"none.safetensors is missing\); give a file with --weights, or train it"):
+        model.learn(data / "low", "low", pretrained=True)
+    assert not model.path.exists()
+
+
+def test_the_packages_weights_are_where_photos_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights in the package (here: random ones), color photos start from them unless something else is said."""
+    torch.manual_seed(0)
+    file = tmp_path / "compact.safetensors"
+    values = {
+        n: v.half() if v.is_floating_point() else v for n, v in nets.build("compact", (3, 32, 32)).state_dict().items()
+    }
+    save_file(values, file, {"mean": json.dumps([0.5] * 3), "std": json.dumps([0.25] * 3)})
+    monkeypatch.setattr(embedded, "FILE", file)
+    photos = write_digits(tmp_path / "photos", (0, 1), 10)
+    for picture in photos.rglob("*.png"):
+        with Image.open(picture) as image:
+            image.convert("RGB").resize((32, 32)).save(picture)
+    model = open_model(tmp_path / "m")
+    facts = model.learn(photos, "photos", size=32)
+    assert (model.backbone.network, facts.preprocessing.std) == ("compact", (0.25,) * 3)
+    assert model.dense("photos").get_submodule("features.stem.0").weight.dtype == torch.float32
+    model.undo()
+    assert model.learn(photos, "again").training["frozen"] is True  # the weights come from the package once more
+    other = open_model(tmp_path / "other")
+    assert "frozen" not in other.learn(photos, "photos", size=32, pretrained=False, epochs=1).training
+    assert other.backbone.network == "small"
+
+
+def test_three_parts_share_no_picture_and_the_test_part_is_the_one_written_down(tmp_path: Path) -> None:
+    decoded = read_pictures(list_pictures(write_digits(tmp_path, (0, 1, 2), 24)), (1, 8, 8))
+    made = lesson("x", decoded, share=0.2, seed=0, flip=False, shift=0)
+    rows = [set(split.rows.tolist()) for split in (made.task.train, made.task.val, made.task.test)]  # type: ignore[union-attr]
+    assert set.union(*rows) == set(range(72))
+    assert sum(map(len, rows)) == 72
+    assert [len(part) for part in rows] == [48, 9, 15]
+    assert (made.selected, made.data.held_out) == (9, 15)
+    few = read_pictures(list_pictures(write_digits(tmp_path / "few", (3, 4), 2)), (1, 8, 8))
+    least = lesson("x", few, share=0.2, seed=0, flip=False, shift=0)
+    assert (len(least.task.train), least.selected, len(least.task.test)) == (2, 0, 2)
+
+
+def test_near_copies_of_test_pictures_are_not_learned_from(tmp_path: Path) -> None:
+    """The same photo, saved again as JPEG and a little smaller, would be known by heart."""
+    folder = tmp_path / "photos"
+    for name, first in (("a", 0), ("b", 100)):
+        (folder / name).mkdir(parents=True)
+        for number in range(10):
+            noise = torch.randint(0, 256, (6, 6, 3), generator=torch.Generator().manual_seed(first + number))
+            photo = Image.fromarray(noise.byte().numpy()).resize((64, 64), Image.Resampling.BICUBIC)
+            photo.save(folder / name / f"{number}.png")
+            photo.resize((50, 50)).save(folder / name / f"{number}-small.jpg", quality=80)
+    made = lesson("x", read_pictures(list_pictures(folder), (3, 32, 32)), share=0.1, seed=0, flip=False, shift=0)
+    names = [file.name.partition("-")[0].partition(".")[0] for file in list_pictures(folder).files]
+    of = [{(int(i) // 20, names[i]) for i in split.rows} for split in (made.task.train, made.task.test)]  # type: ignore[union-attr]
+    assert not of[0] & of[1]
+    assert "near copies of test pictures: " in made.notes[0]
+
+
+def test_a_folder_of_test_pictures(data: Path, tmp_path: Path) -> None:
+    test = write_digits(tmp_path / "test", (0, 1), 40)
+    model = open_model(tmp_path / "m")
+    facts = model.learn(data / "low", "low", test=test, epochs=2, batch_size=16, **MADE)
+    assert (facts.data.held_out, facts.data.share) == (80, 1.0)
+    (one,) = model.verify({"low": test}).measured
+    assert one.held_out == one.recorded == one.accuracy == facts.accuracy
+    (other,) = model.verify({"low": data / "low"}).measured
+    assert other.held_out is None
+
+
+def test_an_interval_by_the_book() -> None:
+    """Wilson's, for 8 of 10 and for all of 20."""
+    assert interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert interval(1.0, 20) == pytest.approx((0.8389, 1.0), abs=1e-4)
+    assert interval(0.0, 0) == (0.0, 1.0)
+
+
+def test_a_head_is_the_minimum_of_its_loss() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(90) % 3
+    x = torch.randn(90, 7) + torch.eye(3, 7)[y]
+    head = fit_head((x, y), (x, y), 3)
+    scale = x.std(0, correction=0)
+
+    def loss(weight: torch.Tensor) -> float:
+        scores = x @ weight.T + head.bias
+        pull = head.strength / 2 * (weight * scale).square().sum()
+        return float(torch.nn.functional.cross_entropy(scores, y) + pull)
+
+    best = loss(head.weight)
+    assert head.accuracy > 0.6
+    assert all(loss(head.weight + 0.05 * torch.randn(3, 7)) > best for _ in range(50))
