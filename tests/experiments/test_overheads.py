@@ -75,13 +75,22 @@ def test_every_method_keeps_what_its_formula_says() -> None:
         "packnet": (packed * T + floats(W), packed * T),
         "piggyback": (packed * (T - 1) + floats(W), packed * (T - 1)),
         "hat": (floats(F * T), floats(F * T)),
+        "wsn": (packed * T + floats(2 * W), packed * T),
+        "supsup": (packed * T + floats(W) + 64, packed * T + 64),
+        "gpm": (0, 0),
         "tfm-nofn": (masks, masks),
         "tfm": (masks + floats(2 * reused), masks + floats(2 * reused)),
     }
     for name, (training, inference) in formulas.items():
-        assert kept(name, small, SHAPE, TASKS)[-1] == Overhead(training, inference), name
-    # Columns have no short formula; their own tests count them.
-    assert set(names()) == formulas.keys() | {"pnn", "progress-compress"}
+        found = kept(name, small, SHAPE, TASKS)[-1]
+        assert (found.training, found.inference) == (training, inference), name
+        assert (found.packed is None) == (name != "packnet")
+        assert found.spared == (floats(W) if name == "supsup" else 0)
+    # An owner's number of ⌈log₂(T + 1)⌉ bits for each weight.
+    assert kept("packnet", small, SHAPE, 3)[-1].packed == 2 * W
+    assert kept("packnet", small, SHAPE, 4)[-1].packed == 3 * W
+    # Columns and transformations have no short formula; their own tests count them.
+    assert set(names()) == formulas.keys() | {"pnn", "progress-compress", "eft"}
 
 
 def test_alexnet_as_in_the_paper() -> None:
@@ -122,7 +131,9 @@ def test_table_s1_of_the_paper_in_bits() -> None:
         "tfm-nofn": 2 * F * T,
         "tfm": 2 * F * T + 64 * F * (T - 1),
     }
-    assert {name: published(name, P, F, T) for name in names()} == table
+    found = {name: published(name, P, F, T) for name in names()}
+    assert {name: figure for name, figure in found.items() if figure is not None} == table
+    assert {name for name, figure in found.items() if figure is None} == {"wsn", "supsup", "gpm", "eft"}
     assert [published(name, P, F, 1) for name in ("pnn", "tfm", "hat")] == [0, 2 * F, 32 * F]
 
 

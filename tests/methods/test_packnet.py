@@ -60,7 +60,7 @@ def test_the_smallest_of_this_tasks_weights_are_given_back() -> None:
     method.learn(tasks()[0], fit)
     weight = method.net.get_parameter("9.weight").detach().clone()
     owned = method.owned.read(0)["9.weight"]
-    method._free = {"9.weight": ~owned}
+    method._frozen.free = {"9.weight": ~owned}
     with torch.no_grad():
         method.net.get_parameter("9.weight").copy_(torch.where(owned, weight, torch.randn_like(weight)))
     before = method.net.get_parameter("9.weight").detach().clone()
@@ -173,7 +173,7 @@ def test_retraining_is_as_long_and_as_gentle_as_it_is_told(options: dict[str, fl
 def test_what_is_held_has_no_say_in_the_gradient_and_nothing_is_held_afterwards() -> None:
     method = PackNet(net(), example())
     method.learn(tasks()[0], Fit(regime(1)))
-    assert method._free == method._still == {}
+    assert method._frozen.free == method._frozen.still == {}
     owned = method.owned.read(0)["9.weight"]
     method.add_task(TaskSpec("b", 2))
     method.coupled = True  # as by a bound on the gradient's norm

@@ -33,6 +33,10 @@ class Overhead:
     """While a task is learned."""
     inference: int = 0
     """To serve every task afterwards."""
+    packed: int | None = None
+    """The same in the smallest code that the method's paper or a plain index gives it, where there is one."""
+    spared: int = 0
+    """Bits of the network itself that need not be kept, since a seed makes them again."""
 
 
 def bits(*tensors: Tensor) -> int:

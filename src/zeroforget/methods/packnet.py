@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
 from zeroforget.methods.bitmasks import BitMasks, maskable
+from zeroforget.methods.frozen_weights import FrozenWeights
 from zeroforget.methods.phases import joined
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, norms, plain_copy
 from zeroforget.training import Fit, FitLog, Regime
@@ -111,15 +112,14 @@ class PackNet(Method):
         return {"lr": regime.lr * self.retrain, "epochs": epochs}
 
     def _hold(self, free: dict[str, Tensor]) -> None:
-        """Of these tensors only the weights marked may move; the others are put back after every step."""
-        self._free = free
-        self._still = {name: self._weight(name).detach().clone() for name in free}
+        """Of these tensors only the weights marked may move."""
+        self._frozen = FrozenWeights(self.net, free)
 
     @torch.no_grad()
     def prune_weights(self, index: int) -> dict[str, Tensor]:
         """Of this task's weights in each layer zero the smallest; what is left is returned, as masks."""
         kept = {}
-        for name, free in self._free.items():
+        for name, free in self._frozen.free.items():
             weight = self._weight(name)
             count = int(free.sum())
             size = torch.where(free, weight.abs(), -1).flatten()
@@ -161,16 +161,12 @@ class PackNet(Method):
 
     def after_backward(self) -> None:
         """Weights that may not move have no say in how the others do."""
-        for name, free in self._free.items() if self.coupled else ():
-            if (gradient := self._weight(name).grad) is not None:
-                gradient.masked_fill_(~free, 0.0)
+        if self.coupled:
+            self._frozen.silence()
 
-    @torch.no_grad()
     def after_step(self) -> None:
-        """Momentum and weight decay move weights without a gradient: the old bits are written back."""
-        for name, free in self._free.items():
-            weight = self._weight(name)
-            torch.where(free, weight, self._still[name], out=weight)
+        """The others' old bits are written back."""
+        self._frozen.restore()
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Keep this task's normalization."""
@@ -199,7 +195,12 @@ class PackNet(Method):
         return self.predictor(task)(x)
 
     def overhead(self) -> Overhead:
-        """A bit per weight and task, each later task's normalization and buffers; in training also what to put back."""
-        kept = self.owned.bits() + self.norms.bits()
+        """A bit per weight and task, each later task's normalization and buffers; in training also what to put back.
+
+        A weight has one owner, so the owners' numbers, ⌈log₂(T + 1)⌉ bits a weight, would say the same.
+        """
+        norms, tasks = self.norms.bits(), len(self.specs)
         still = bits(*(self._weight(name) for name in self.owned.shapes))
-        return Overhead(training=kept + still, inference=kept)
+        owners = tasks.bit_length() * self.owned.count
+        kept = self.owned.bits() + norms
+        return Overhead(training=kept + still, inference=kept, packed=owners + norms)
