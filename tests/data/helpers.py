@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ def python2_batch(data: np.ndarray, **lists: list[int] | list[str]) -> bytes:
     return b"\x80\x02}(" + body + b"u."
 
 
-def cifar100(folder: Path, classes: int = 100) -> np.ndarray:
+def cifar100(folder: Path, classes: int = 100, names: Sequence[str] | None = None) -> np.ndarray:
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.RandomState(1)
     everything = []
@@ -80,7 +81,7 @@ def cifar100(folder: Path, classes: int = 100) -> np.ndarray:
         batch = python2_batch(data, fine_labels=fine, coarse_labels=fine, filenames=[f"f{row}.png" for row in fine])
         (folder / name).write_bytes(batch)
         everything.append(data)
-    names = [f"thing {number}" for number in range(classes)]
+    names = list(names or (f"thing {number}" for number in range(classes)))
     (folder / "meta").write_bytes(python2_batch(np.zeros((1, 1), np.uint8), fine_label_names=names))
     return np.concatenate(everything)
 
@@ -112,10 +113,11 @@ def tiny_imagenet(folder: Path, codes: tuple[str, ...], train: int = 4, val: int
     text(folder / "words.txt", *(f"{code}\tword of {code}, other word" for code in codes), "n99\tunused")
 
 
-def imagenet(folder: Path, flat: bool) -> None:
-    codes = ("n01440764", "n02012849", "n03126707")
+def imagenet(
+    folder: Path, flat: bool, codes: Sequence[str] = ("n01440764", "n02012849", "n03126707"), train: int = 3
+) -> None:
     for label, code in enumerate(codes):
-        for place in range(3):
+        for place in range(train):
             picture(folder / "train" / code / f"{code}_{place}.JPEG", 10 * label + place)
         if not flat:
             picture(folder / "val" / code / f"ILSVRC2012_val_0000000{label}.JPEG", 100 + label)
@@ -129,7 +131,8 @@ def imagenet(folder: Path, flat: bool) -> None:
         (1, codes[0], "tench, Tinca tinca", "a fish", 0),
         (2, codes[1], "crane", "a bird", 0),
         (3, codes[2], "crane", "a machine", 0),
-        (4, "n00001740", "entity", "not a class", 2),
+        *((number, code, f"thing {number}", "", 0) for number, code in enumerate(codes[3:], 4)),
+        (len(codes) + 1, "n00001740", "entity", "not a class", 2),
     ]
     savemat(kit / "meta.mat", {"synsets": np.array(rows, dtype=kind).reshape(-1, 1)})
 
@@ -170,8 +173,9 @@ def birds(folder: Path, classes: int = 4) -> None:
         text(folder / f"{name}.txt", *rows)
 
 
-def actions(folder: Path) -> None:
+def actions(folder: Path, classes: int = 4) -> None:
     names = ("applauding", "blowing_bubbles", "riding_a_bike", "waving_hands")
+    names += tuple(f"action_{number}" for number in range(5, classes + 1))
     parts: dict[str, list[str]] = {"train": [], "test": []}
     for label, name in enumerate(names):
         for place in range(6):

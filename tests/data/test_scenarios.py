@@ -16,11 +16,12 @@ import torch
 
 from tests.data import helpers
 from zeroforget.data import Plan, Scenario, load, load_folder, missing, named_plans, plan, scenario, whole_task
-from zeroforget.data.scenarios import semantic_groups
+from zeroforget.data.scenarios import semantic_groups, superclasses
 
 NAMES = [
-    *("digits/5", "fashion-mnist/5", "cifar100/10", "cifar100/20", "tiny-imagenet/random", "tiny-imagenet/semantic"),
-    *("tiny-imagenet/large-first", "flowers/4", "birds/4", "actions/4", "imagenet/10", "multi"),
+    *("digits/5", "fashion-mnist/5", "cifar100/10", "cifar100/20", "cifar100/superclasses"),
+    *("tiny-imagenet/random", "tiny-imagenet/semantic", "tiny-imagenet/large-first", "tiny-imagenet/40"),
+    *("flowers/4", "birds/4", "actions/4", "imagenet/10", "multi"),
 ]
 
 
@@ -103,6 +104,7 @@ def test_tiny_imagenet_in_three_ways(tiny: Path) -> None:
         ("random", [20] * 10),
         ("semantic", [20] * 10),
         ("large-first", [110, *[10] * 9]),
+        ("40", [5] * 40),
     ):
         made = scenario(f"tiny-imagenet/{name}", 0, tiny)
         assert [len(task.classes) for task in made.tasks] == sizes
@@ -122,6 +124,44 @@ def test_cifar100_in_ten_and_twenty(tmp_path: Path) -> None:
         made = scenario(f"cifar100/{count}", 0, tmp_path)
         check(made)
         assert [len(task.classes) for task in made.tasks] == [100 // count] * count
+
+
+def test_superclasses_are_the_official_ones(tmp_path: Path) -> None:
+    """As the coarse labels of the data files group the fine ones."""
+    groups = superclasses()
+    fine = sorted(chain.from_iterable(groups.values()))
+    assert [len(group) for group in groups.values()] == [5] * 20
+    assert len(set(fine)) == 100
+    assert groups["large_carnivores"] == ("bear", "leopard", "lion", "tiger", "wolf")
+    assert list(groups) == sorted(groups)
+    helpers.cifar100(tmp_path / "cifar-100-python", names=fine)
+    made = scenario("cifar100/superclasses", 0, tmp_path)
+    check(made)
+    assert [(task.name, task.classes) for task in made.tasks] == list(groups.items())
+
+
+def test_order_and_split_have_seeds_of_their_own(tmp_path: Path) -> None:
+    fine = sorted(chain.from_iterable(superclasses().values()))
+    helpers.cifar100(tmp_path / "cifar-100-python", names=fine)
+
+    def drawn(name: str, **seeds: int) -> tuple[list[tuple[str, ...]], list[int]]:
+        made = scenario(name, 0, tmp_path, **seeds)
+        kept = torch.cat([task.val.rows for task in made.tasks]).sort().values
+        return [task.classes for task in made.tasks], kept.tolist()
+
+    classes, kept = drawn("cifar100/10")
+    assert drawn("cifar100/10", order=0, split=0) == (classes, kept)
+    other = drawn("cifar100/10", order=1)
+    assert other[0] != classes
+    assert other[1] == kept
+    other = drawn("cifar100/10", split=1)
+    assert other[0] == classes
+    assert other[1] != kept
+    groups, _ = drawn("cifar100/superclasses")
+    shuffled = scenario("cifar100/superclasses", 0, tmp_path, order=3).tasks
+    assert [task.classes for task in shuffled] != groups
+    assert sorted(task.classes for task in shuffled) == sorted(groups)
+    assert [task.name for task in shuffled] == [f"cifar100-{place}" for place in range(1, 21)]
 
 
 FINE: dict[str, Callable[[Path], None]] = {

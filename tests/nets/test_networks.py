@@ -17,6 +17,9 @@ LAST = {
     "small": 64, "lenet": 84, "compact": 512, "squeezenet": 512, "alexnet": 4096, "vgg16": 4096, "vgg16-tiny": 4096,
     "resnet18": 512, "resnet50": 2048,
 }  # fmt: skip
+SMALLEST |= {"lenet-wide": 16, "conv4": 1, "alexnet-cifar": 19}
+LAST |= {"lenet-wide": 500, "conv4": 640, "alexnet-cifar": 2048}
+DROPOUT = {"lenet": {0.5}, "alexnet": {0.5}, "vgg16": {0.5}, "vgg16-tiny": {0.5}, "alexnet-cifar": {0.2, 0.5}}
 
 
 def shapes(name: str) -> list[tuple[int, int, int]]:
@@ -58,7 +61,16 @@ def test_gradient_reaches_every_parameter(name: str) -> None:
 
 @pytest.mark.parametrize("name", nets.names())
 def test_is_made_of_ordinary_modules(name: str) -> None:
-    ordinary = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
+    ordinary = (
+        nn.Conv2d,
+        nn.Linear,
+        nn.BatchNorm2d,
+        nn.BatchNorm1d,
+        nn.ReLU,
+        nn.MaxPool2d,
+        nn.AdaptiveAvgPool2d,
+        nn.Flatten,
+    )
     with torch.device("meta"):
         net = nets.build(name, nets.find(name).shape, width=0.1)
     leaves = [m for m in net.modules() if not list(m.children())]
@@ -66,11 +78,31 @@ def test_is_made_of_ordinary_modules(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["small", "lenet", "squeezenet", "alexnet", "vgg16", "vgg16-tiny"])
+SMALLEST |= {"lenet-wide": 16, "conv4": 1, "alexnet-cifar": 19}
+LAST |= {"lenet-wide": 500, "conv4": 640, "alexnet-cifar": 2048}
+DROPOUT = {"lenet": {0.5}, "alexnet": {0.5}, "vgg16": {0.5}, "vgg16-tiny": {0.5}, "alexnet-cifar": {0.2, 0.5}}
 def test_too_small_an_image_names_the_minimum(name: str) -> None:
     least = SMALLEST[name]
     for height, width in [(least - 1, least), (least, least - 1)]:
         with pytest.raises(ValueError, match=rf"{name} needs images of at least {least}×{least}"):
             nets.build(name, (3, height, width), width=0.01)
+
+
+def test_the_alexnet_of_the_cifar_tables() -> None:
+    net = nets.build("alexnet-cifar", (3, 32, 32))
+    kinds = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert [m.weight.shape for m in kinds] == [
+        (64, 3, 4, 4),
+        (128, 64, 3, 3),
+        (256, 128, 2, 2),
+        (2048, 1024),
+        (2048, 2048),
+    ]
+    assert all(m.bias is None for m in kinds)
+    assert [m.p for m in net.modules() if isinstance(m, nn.Dropout)] == [0.2, 0.2, 0.5, 0.5, 0.5]
+    norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    assert len(norms) == 5
+    assert all(m.track_running_stats for m in norms)
 
 
 def test_lenet_pads_28_to_the_published_maps() -> None:
@@ -121,6 +153,9 @@ def test_dropout(name: str) -> None:
     own = 0.0 if name.startswith(("small", "compact", "squeezenet", "resnet")) else 0.5
     assert set(rates()) == {own}
     assert set(rates(dropout=0.2)) == {0.2}
+SMALLEST |= {"lenet-wide": 16, "conv4": 1, "alexnet-cifar": 19}
+LAST |= {"lenet-wide": 500, "conv4": 640, "alexnet-cifar": 2048}
+DROPOUT = {"lenet": {0.5}, "alexnet": {0.5}, "vgg16": {0.5}, "vgg16-tiny": {0.5}, "alexnet-cifar": {0.2, 0.5}}
 
 
 def test_starts_keep_the_size_of_activations() -> None:

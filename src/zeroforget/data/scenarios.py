@@ -124,21 +124,34 @@ def semantic_groups() -> dict[str, tuple[str, ...]]:
     return {name: tuple(codes) for name, codes in groups.items()}
 
 
+@cache
+def superclasses() -> dict[str, tuple[str, ...]]:
+    """CIFAR-100's twenty superclasses of five classes each, as its makers' coarse labels give them."""
+    groups: dict[str, list[str]] = {}
+    table = (files("zeroforget.data") / "cifar100_superclasses.tsv").read_text(encoding="utf-8")
+    for line in table.splitlines():
+        fine, coarse = line.split("\t")
+        groups.setdefault(coarse, []).append(fine)
+    return {name: tuple(classes) for name, classes in groups.items()}
+
+
 MULTI = ("flowers", "scenes", "birds", "cars", "aircraft", "actions")
 
 
 @cache
 def named_plans() -> dict[str, Plan]:
     """The scenarios of the paper, and smaller ones to try things with."""
-    semantic = semantic_groups()
+    semantic, coarse = semantic_groups(), superclasses()
     plans = (
         Plan("digits/5", ("digits",), tasks=5, shuffle=False),
         Plan("fashion-mnist/5", ("fashion-mnist",), tasks=5, shuffle=False),
         Plan("cifar100/10", ("cifar100",), tasks=10),
         Plan("cifar100/20", ("cifar100",), tasks=20),
+        Plan("cifar100/superclasses", ("cifar100",), groups=tuple(coarse.values()), names=tuple(coarse)),
         Plan("tiny-imagenet/random", ("tiny-imagenet",), tasks=10),
         Plan("tiny-imagenet/semantic", ("tiny-imagenet",), groups=tuple(semantic.values()), names=tuple(semantic)),
         Plan("tiny-imagenet/large-first", ("tiny-imagenet",), sizes=(110, *(10,) * 9)),
+        Plan("tiny-imagenet/40", ("tiny-imagenet",), tasks=40),
         Plan("flowers/4", ("flowers",), tasks=4),
         Plan("birds/4", ("birds",), tasks=4),
         Plan("actions/4", ("actions",), tasks=4),
@@ -222,12 +235,21 @@ def check_seed(seed: int) -> None:
 
 
 def scenario(
-    wanted: str | Mapping[str, Any] | Plan, seed: int = 0, root: Root = None, progress: Progress | None = None
+    wanted: str | Mapping[str, Any] | Plan,
+    seed: int = 0,
+    root: Root = None,
+    progress: Progress | None = None,
+    *,
+    order: int | None = None,
+    split: int | None = None,
 ) -> Scenario:
     """The tasks of a scenario. The seed decides which classes go together (where they are shuffled) and which training
-    images are kept for validation; `root` is the folder with the data sets (else ZEROFORGET_DATA, else the user's
+    images are kept for validation. `order` is a seed of its own for the former, which also shuffles written groups;
+    `split` is one for the latter. `root` is the folder with the data sets (else ZEROFORGET_DATA, else the user's
     cache folder); `progress` hears how far decoding is."""
-    check_seed(seed)
+    order_seed, split_seed = (seed if own is None else own for own in (order, split))
+    for each in (seed, order_seed, split_seed):
+        check_seed(each)
     settled = plan(wanted)
     collections = [load(name, root, progress, settled.size) for name in settled.data]
     first = collections[0].shape
@@ -238,7 +260,12 @@ def scenario(
                 f"'{collections[0].name}' {_by(first)}; all tasks of a scenario need one shape"
             )
     collections = [_varied(collection, settled) for collection in collections]
-    tasks = _chain(collections, settled, seed) if len(collections) > 1 else _pieces(collections[0], settled, seed)
+    if len(collections) > 1:
+        tasks = _chain(collections, settled, split_seed)
+    else:
+        if order is not None and settled.groups is not None:
+            settled = _reordered(settled, order)
+        tasks = _pieces(collections[0], settled, order_seed, split_seed)
     return Scenario(settled.name, first, tasks)
 
 
@@ -266,16 +293,23 @@ def whole_task(collection: Collection, seed: int = 0, name: str | None = None) -
     return cut(collection, [range(len(collection.classes))], [name or collection.name], seed)[0]
 
 
-def _pieces(collection: Collection, settled: Plan, seed: int) -> tuple[Task, ...]:
+def _reordered(settled: Plan, order: int) -> Plan:
+    """Written groups in another order. Tasks are then called by their place, so that orders can share a table."""
+    groups = settled.groups or ()
+    (places,) = grouped(len(groups), [len(groups)], order)
+    return dataclasses.replace(settled, groups=tuple(groups[place] for place in places), names=None)
+
+
+def _pieces(collection: Collection, settled: Plan, order: int, split: int) -> tuple[Task, ...]:
     count = len(collection.classes)
     if settled.groups is not None:
         groups = named_groups(collection, settled.groups)
     else:
         sizes = settled.sizes or equal_sizes(count, settled.tasks or 1)
-        groups = grouped(count, sizes, seed if settled.shuffle and len(sizes) > 1 else None)
+        groups = grouped(count, sizes, order if settled.shuffle and len(sizes) > 1 else None)
     names = settled.names or [f"{collection.name}-{place}" for place in range(1, len(groups) + 1)]
     _same_length(settled, names, len(groups))
-    return cut(collection, groups, names, seed)
+    return cut(collection, groups, names, split)
 
 
 def _same_length(settled: Plan, names: Sequence[str], tasks: int) -> None:

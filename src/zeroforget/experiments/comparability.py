@@ -13,6 +13,8 @@ from zeroforget.methods import registry
 
 SETUP = ("method", "scenario", "search")
 """What a run's `setup` holds: parts of its configuration that runs of earlier versions did not write down."""
+DRAWS = ("order", "split")
+"""Of a scenario, what each seed may draw anew."""
 PLACES = {"device", "capture"}
 """Of a regime, what says where and how a run computes, not what."""
 
@@ -21,6 +23,9 @@ def in_force(results: Results, name: str) -> Any:
     """A part of a run's configuration ("options", "regime", "tasks" or one of `SETUP`); what came with a later version
     had its default before. None: the run is of a version that did not write that part down."""
     own = _written(results, name)
+    if name == "scenario" and own is not None:
+        # A draw that goes by the run's seed is the same for all methods of that seed.
+        return {key: value for key, value in own.items() if key not in DRAWS or value != results.seed}
     if name not in ("options", "regime", "search") or own is None:
         return own
     known = results.method if results.method in registry.names() else None

@@ -22,7 +22,8 @@ from zeroforget.methods import registry
 from zeroforget.training import Regime
 from zeroforget.training.seeding import seeded
 
-_KEYS = ("name", "about", "scenario", "network", "methods", "regime", "seeds", "search", "data_root")
+_KEYS = ("name", "about", "scenario", "network", "methods", "regime", "seeds", "vary", "search", "data_root")
+_VARY = ("order", "split")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class Experiment:
     methods: tuple[Choice, ...]
     regime: Regime = field(default_factory=Regime)
     seeds: tuple[int, ...] = (0,)
+    vary: tuple[str, ...] = ()
+    """What each seed decides beside the start of the network and the batches: the classes' "order", the "split"."""
     search: SearchSettings = field(default_factory=SearchSettings)
     about: str = ""
     data_root: Path | None = None
@@ -111,11 +114,15 @@ class Experiment:
     def runs(self) -> list[RunConfig]:
         """All runs, scenario by scenario, seed by seed."""
         return [
-            RunConfig(self.name, scenario, self.network, choice, self.regime, seed, self.search)
+            RunConfig(self.name, self._drawn(scenario, seed), self.network, choice, self.regime, seed, self.search)
             for scenario in self.scenarios
             for seed in self.seeds
             for choice in self.methods
         ]
+
+    def _drawn(self, scenario: NamedPart, seed: int) -> NamedPart:
+        """The scenario as this seed draws it."""
+        return NamedPart(scenario.name, {**scenario.options, **dict.fromkeys(self.vary, seed)})
 
     @staticmethod
     def load(
@@ -171,10 +178,23 @@ class Experiment:
             methods=_choices(_method_tables(raw["methods"], where), where),
             regime=_dataclass(Regime, raw.get("regime", {}), f"{where}: [regime]"),
             seeds=seeds,
+            vary=_vary(raw.get("vary", []), scenarios, where),
             search=_dataclass(SearchSettings, raw.get("search", {}), f"{where}: [search]"),
         )
         _check_folders(made, where)
         return made
+
+
+def _vary(raw: Any, scenarios: Sequence[NamedPart], where: str) -> tuple[str, ...]:
+    vary: tuple[str, ...] = conform(raw, tuple[str, ...], f"{where}: vary")
+    if unknown := [word for word in vary if word not in _VARY]:
+        raise ValueError(f"{where}: vary names '{unknown[0]}'; a seed may also decide 'order' and 'split'")
+    for scenario in scenarios if vary else ():
+        if ":" in scenario.name and not scenario.name.startswith("folder:"):
+            raise ValueError(f"{where}: vary draws scenarios of ours; '{scenario.name}' is a function")
+        if twice := [word for word in vary if word in scenario.options]:
+            raise ValueError(f"{where}: '{twice[0]}' is fixed by the scenario and varied; drop one of them")
+    return vary
 
 
 def _read(path: Path) -> dict[str, Any]:

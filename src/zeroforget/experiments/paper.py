@@ -1,4 +1,4 @@
-"""The paper's own figures, in per cent, each with its table's label: to stand beside ours."""
+"""Figures of the paper, each with its table's label, and of other papers, in per cent: to stand beside ours."""
 
 from __future__ import annotations
 
@@ -70,6 +70,21 @@ def summary() -> PaperSummary:
     data = _data()["summary"]
     rows = {row["method"]: tuple(row["averages"]) for row in data["rows"]}
     return PaperSummary(data["label"], data["title"], tuple(data["scenarios"]), rows)
+
+
+@dataclass(frozen=True)
+class Published:
+    """Other papers' averages on a scenario, by our names of the methods, with the capacity in per cent where told."""
+
+    source: str
+    averages: dict[str, tuple[float, float | None]]
+
+
+def published(scenario: str) -> Published | None:
+    """What others printed for a scenario, if anything."""
+    values = json.loads(resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
+    rows = values["tables"].get(scenario)
+    return None if rows is None else Published(values["source"], {name: tuple(row) for name, row in rows.items()})
 
 
 def table_of(scenario: str) -> PaperTable | None:

@@ -18,6 +18,9 @@ from zeroforget.data.scenarios import check_seed, missing, plan
 from zeroforget.experiments.checking import arguments, can_be_called, conform
 from zeroforget.methods.registry import imported
 
+SEEDS = ("seed", "order", "split")
+"""What a scenario draws by: all of it, or which classes go together, and which images are kept for validation."""
+
 
 @dataclass(frozen=True)
 class NamedPart:
@@ -43,14 +46,15 @@ def check_scenario(part: NamedPart, where: str) -> None:
         root = {"root": None} if _takes_root(function) else {}
         can_be_called(function, "", root | part.options, f"{where}: '{part.name}'")
         return
-    check_seed(conform(part.options.get("seed", 0), int, f"{where}: seed"))
+    for key in SEEDS:
+        check_seed(conform(part.options.get(key, 0), int, f"{where}: {key}"))
     plan(_wanted(part))
 
 
 def make_scenario(part: NamedPart, root: Path | None = None, progress: Progress | None = None) -> Scenario:
     """The scenario with its data; `progress` hears how far decoding is."""
     if ":" not in part.name or part.name.startswith("folder:"):
-        return scenario(_wanted(part), seed=part.options.get("seed", 0), root=root, progress=progress)
+        return scenario(_wanted(part), root=root, progress=progress, **_seeds(part))
     function = _foreign(part.name)
     place = {"root": root} if _takes_root(function) else {}
     made = function(**place | part.options)
@@ -70,9 +74,13 @@ def _takes_root(function: Callable[..., Any]) -> bool:
     return "root" in inspect.signature(function).parameters
 
 
+def _seeds(part: NamedPart) -> dict[str, int]:
+    return {key: part.options[key] for key in SEEDS if key in part.options}
+
+
 def _wanted(part: NamedPart) -> str | dict[str, Any]:
     """A scenario's name, or the keys of a plan of one's own (data, tasks, sizes, groups, ...)."""
-    keys = {key: value for key, value in part.options.items() if key != "seed"}
+    keys = {key: value for key, value in part.options.items() if key not in SEEDS}
     return {"name": part.name, **keys} if keys else part.name
 
 

@@ -2,8 +2,8 @@
 
 1. *Plasticity*: the learning rate with which fine-tuning, from the current model, reaches the best validation accuracy
    on the new task. Fine-tuning is the method itself with its trade-off at 0 and nothing done after training.
-2. *Stability*: start with the trade-off as configured (so configure it high) and halve it (or divide it by another
-   number) until the new task's validation accuracy is within a share `drop` of what fine-tuning reached.
+2. *Stability*: start with the trade-off as configured, or so many times `above` it, and halve it (or divide it by
+   another number) until the new task's validation accuracy is within a share `drop` of what fine-tuning reached.
 
 The first task has nothing to forget, and some methods have no trade-off: there only the learning rate is searched.
 After De Lange et al. (2021) and Masana et al. (2020), to whom the paper refers.
@@ -39,6 +39,8 @@ class SearchSettings:
     halvings: int = 10
     divide: float = 2.0
     """What the trade-off is divided by at each of these "halvings": more than 2 tries fewer values, further apart."""
+    above: float = 1.0
+    """How many times its configured value the trade-off begins at. Far above 1, the search has to move."""
     tasks: tuple[int, ...] = ()
     """The tasks to search in, counted from 1; the others take what was found last. None named: all."""
 
@@ -47,6 +49,8 @@ class SearchSettings:
             raise ValueError(f"[search] learning_rates must be positive numbers, not {list(self.learning_rates)}")
         if not 0 <= self.drop < 1 or self.halvings < 0:
             raise ValueError(f"[search] needs 0 <= drop < 1 and halvings >= 0, not {self.drop} and {self.halvings}")
+        if not 0 < self.above < math.inf:
+            raise ValueError(f"[search] above is how many times the value to begin at, so positive, not {self.above}")
         if self.divide <= 1 or min(self.tasks, default=1) < 1:
             raise ValueError(
                 f"[search] needs divide > 1 and tasks counted from 1, not {self.divide} and {list(self.tasks)}"
@@ -143,7 +147,7 @@ class Search:
 
     def _stability(self, lr: float, enough: float) -> Trial:
         """Halve the trade-off until the new task is learned well enough, or as often as is allowed."""
-        value = float(self.start or 0.0)
+        value = self.settings.above * float(self.start or 0.0)
         for halving in range(self.settings.halvings + 1):
             trial = self._try(f"value-{halving:02d}", lr, value)
             self._keep_only(trial.name)

@@ -14,6 +14,7 @@ from torch import nn
 from zeroforget.nets.alexnet import AlexNet
 from zeroforget.nets.compact import Compact
 from zeroforget.nets.lenet import LeNet
+from zeroforget.nets.public import alexnet_cifar, conv4, lenet_wide
 from zeroforget.nets.resnet import resnet18, resnet50
 from zeroforget.nets.shapes import Shape
 from zeroforget.nets.small import Small
@@ -37,6 +38,9 @@ NETWORKS = {
     "lenet": Network(LeNet, (1, 32, 32)),
     "compact": Network(Compact, (3, 64, 64)),
     "squeezenet": Network(SqueezeNet, (3, 224, 224)),
+    "lenet-wide": Network(lenet_wide, (3, 32, 32)),
+    "conv4": Network(conv4, (3, 64, 64)),
+    "alexnet-cifar": Network(alexnet_cifar, (3, 32, 32)),
     "alexnet": Network(AlexNet, (3, 224, 224)),
     "vgg16": Network(vgg16, (3, 224, 224)),
     "vgg16-tiny": Network(vgg16_tiny, (3, 64, 64)),
