@@ -6,7 +6,8 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- headline results/NAME.json ... -->                 averages of TFM and its bounds, a row for each experiment
     <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
     <!-- kept results/NAME.json -->                         what must be kept to serve all tasks, and to learn the next
-    <!-- picture KIND results/NAME.json ... -->             averages, course or distance, see `benchmarks/pictures.py`
+    <!-- picture KIND results/NAME.json ... -->             averages, course, kept, ... see `benchmarks/pictures.py`
+    <!-- board results/NAME.json -->                        a row a method: accuracy, cost, seeds, commit, command
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
     <!-- epochs results/NAME.json -->                       the time of an epoch of the training loop
     <!-- searches results/NAME.json ... -->                 the time of growth searches
@@ -29,12 +30,13 @@ from typing import Any
 
 from benchmarks import pictures, recipes, step_tables
 from zeroforget.experiments import archive, formats, paper, tables
-from zeroforget.experiments.results import Results
+from zeroforget.experiments.results import Results, mean
 from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|tuned|kept|picture|steps|epochs|searches|recipes|ratios) ([^\n]+?) -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|headline|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios) ([^\n]+?) -->\n)"
+    r".*?(<!-- end -->)",
     re.DOTALL,
 )
 FOLDER = "pictures"
@@ -94,6 +96,8 @@ def _body(block: str, words: list[str]) -> str:
         return tuned(runs)
     if block == "kept":
         return kept(runs)
+    if block == "board":
+        return board(runs)
     return formats.text(tables.tables(runs, beside_paper="--beside paper" in " ".join(words)), "markdown")
 
 
@@ -204,6 +208,40 @@ def kept(runs: list[Results]) -> str:
         sizes = f"{network} | {serving} | {'all images' if cost.method in SEES_ALL else learning}"
         title = tables.TITLES.get(cost.method, cost.method)
         lines.append(f"| {title} | {averages[cost.method]:.1f} | {sizes} | {round(cost.kept, 1):g} of {cost.tasks} |")
+    return "\n".join(lines)
+
+
+# The leaderboard ---------------------------------------------------------------------------------------------------
+
+
+def board(runs: list[Results]) -> str:
+    """One row a method, the best average first, with all that it takes to run it again."""
+    head = (
+        "| Method | Avg. | forgotten | transfer | all kept | packed | training | an answer | seeds | commit | command |"
+    )
+    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |"]
+    (table,) = tables.tables(runs)
+    costs = {cost.method: cost for cost in tables.costs(runs).rows}
+    groups = {group[0].method: group for group in tables.by_method(runs)}
+    for row in sorted(table.rows, key=lambda row: -row.average.accuracy):
+        group, cost = groups[row.method], costs[row.method]
+        lost = [100 * mean(run.forgetting) for run in group] if all(group[0].trained) else []
+        commits = dict.fromkeys(str(run.environment.get("commit") or "–")[:7] for run in group)
+        commands = dict.fromkeys(str(run.environment.get("command") or "–") for run in group)
+        cells = (
+            row.title,
+            str(row.average),
+            tables.signed(mean(lost)) if lost else "–",
+            "–" if cost.transfer is None else tables.signed(cost.transfer),
+            tables.size(cost.everything),
+            "–" if cost.packed is None else tables.size(cost.packed),
+            tables.count(cost.learning),
+            tables.count(cost.answer),
+            ", ".join(str(run.seed) for run in group),
+            " ".join(commits),
+            "<br>".join(f"`{command}`" for command in commands),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

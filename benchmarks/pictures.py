@@ -204,4 +204,54 @@ def _ends(runs: Runs) -> tuple[float, float]:
     return max(ours), max(joint)
 
 
-PICTURES: dict[str, Callable[..., str]] = {"averages": averages, "course": course, "distance": distance}
+def kept(runs: Runs) -> str:
+    """Average accuracy against the bytes of all that must be kept."""
+    costs = {cost.method: cost.everything / 8 for cost in tables.costs(runs).rows}
+    return _against(runs, costs, "bytes kept: network, heads, and all that serving needs beside them", "B")
+
+
+def work(runs: Runs) -> str:
+    """Average accuracy against the operations of training."""
+    costs = {cost.method: cost.learning for cost in tables.costs(runs).rows}
+    if lacking := [method for method, cost in costs.items() if not cost]:
+        raise Lacking(f"the operations of {', '.join(lacking)} were not counted")
+    return _against(runs, {method: cost or 0.0 for method, cost in costs.items()}, "training operations", "")
+
+
+def _against(runs: Runs, costs: dict[str, float], axis: str, unit: str) -> str:
+    """Each method a point; costs on a scale of powers of ten."""
+    (table,) = tables.tables(runs)
+    points = [(row, math.log10(costs[row.method]), row.average.accuracy) for row in table.rows]
+    low, high = (end(cost for _, cost, _ in points) for end in (min, max))
+    across = Scale(low - 0.05 * (high - low) - 0.02, high + 0.25 * (high - low) + 0.08, 60, WIDTH - 20)
+    upward = fitted([accuracy for *_, accuracy in points], 330, 20)
+    marks = [line(60, upward(tick), WIDTH - 20, upward(tick), "grid") for tick in upward.ticks]
+    marks += [text(52, upward(tick), f"{tick:g} %", "quiet", "end") for tick in upward.ticks]
+    for power in range(math.floor(across.low), math.ceil(across.high) + 1):
+        for digit in (1, 2, 5):
+            place = power + math.log10(digit)
+            if across.low <= place <= across.high:
+                words = _unit(digit * 10.0**power, unit)
+                marks += [line(across(place), 20, across(place), 330, "grid")]
+                marks.append(text(across(place), 350, words, "quiet", "middle"))
+    marks.append(text((60 + WIDTH - 20) / 2, 372, axis, "quiet", "middle"))
+    labels = _apart([upward(accuracy) for *_, accuracy in points], 12.0)
+    for (row, cost, accuracy), y in zip(points, labels, strict=True):
+        ours = row.method.startswith("tfm")
+        kind = "m1" if ours else "quiet" if row.method in tables.UPPER_BOUNDS else "m0"
+        marks += [dot(across(cost), upward(accuracy), kind)]
+        marks.append(text(across(cost) + 9, y, row.title, "strong" if ours else ""))
+    return svg(386, f"Average accuracy against {axis.partition(':')[0]} on {runs[0].scenario}", marks)
+
+
+def _unit(value: float, unit: str) -> str:
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:g} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
+PICTURES: dict[str, Callable[..., str]] = {
+    **{"averages": averages, "course": course, "distance": distance},
+    **{"kept": kept, "work": work},
+}

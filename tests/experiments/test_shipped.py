@@ -26,7 +26,7 @@ from zeroforget.training.seeding import seeded
 
 FILES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))}
 STEPS = 9
-SHARE = sorted(random.Random(4).sample(sorted(FILES), 4))
+SHARE = sorted(random.Random(9).sample(sorted(FILES), 4))
 """Of the files, those that `make test` looks at; `make soak` takes all of them, whole."""
 load = cache(Experiment.load)
 

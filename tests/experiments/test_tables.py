@@ -12,7 +12,8 @@ import pytest
 from tests.experiments.helpers import results
 from zeroforget.experiments import formats
 from zeroforget.experiments.results import Results, load_runs
-from zeroforget.experiments.tables import COSTS, Cell, averages, costs, signed, size, tables
+from zeroforget.experiments.statistics import paired
+from zeroforget.experiments.tables import COSTS, Cell, Table, averages, costs, signed, size, tables
 
 LACKING = "Not every method has a finished run with each seed (0, 1): mine_own lacks 0."
 
@@ -41,9 +42,19 @@ def test_terminal() -> None:
         "mine_own           97.0 (-0.0)        50.0 (0.0)        73.5\n"
         f"{LACKING}\n"
     )
-    bold = [span for span in formats.terminal(table).spans if span.style == "bold"]
-    text = formats.terminal(table).plain
-    assert [text[s.start : s.end].strip() for s in bold] == ["digits/5 · small", "93.0 ± 0.0"]
+    assert bold(table) == ["digits/5 · small"]  # over two seeds TFM's lead may be chance
+    assert bold(tables(carried())[0]) == ["digits/5 · small", "93.0 ± 1.4"]
+
+
+def bold(table: Table) -> list[str]:
+    text = formats.terminal(table)
+    return [text.plain[s.start : s.end].strip() for s in text.spans if s.style == "bold"]
+
+
+def carried() -> list[Results]:
+    """Seeds differ by two points, methods by ten in each seed: a lead that the interval carries."""
+    figures = [("tfm", 0, 0.94), ("tfm", 1, 0.92), ("ewc", 0, 0.84), ("ewc", 1, 0.8201)]
+    return [results(method, seed, [[figure]]) for method, seed, figure in figures]
 
 
 def test_markdown() -> None:
@@ -55,7 +66,7 @@ def test_markdown() -> None:
         "| --- | ---: | ---: | ---: |\n"
         "| Finetuning | 55.0 ± 7.1 (-42.0) | 93.0 ± 2.8 (0.0) | 74.0 ± 4.9 |\n"
         "| Joint | 98.0 ± 1.4 (+3.0) | 98.0 ± 0.0 (0.0) | 98.0 ± 0.7 |\n"
-        "| TFM | 95.0 ± 1.4 (0.0) | 91.0 ± 1.4 (0.0) | **93.0 ± 0.0** |\n"
+        "| TFM | 95.0 ± 1.4 (0.0) | 91.0 ± 1.4 (0.0) | 93.0 ± 0.0 |\n"
         "| mine_own | 97.0 (-0.0) | 50.0 (0.0) | 73.5 |\n"
         "\n"
         f"{LACKING}\n"
@@ -74,7 +85,7 @@ def test_latex() -> None:
         "Finetuning & 55.0 $\\pm$ 7.1 ($-$42.0) & 93.0 $\\pm$ 2.8 (0.0) & 74.0 $\\pm$ 4.9 \\\\\n"
         "Joint & 98.0 $\\pm$ 1.4 ($+$3.0) & 98.0 $\\pm$ 0.0 (0.0) & 98.0 $\\pm$ 0.7 \\\\\n"
         "\\midrule\n"
-        "TFM & 95.0 $\\pm$ 1.4 (0.0) & 91.0 $\\pm$ 1.4 (0.0) & \\textbf{93.0 $\\pm$ 0.0} \\\\\n"
+        "TFM & 95.0 $\\pm$ 1.4 (0.0) & 91.0 $\\pm$ 1.4 (0.0) & 93.0 $\\pm$ 0.0 \\\\\n"
         "mine\\_own & 97.0 ($-$0.0) & 50.0 (0.0) & 73.5 \\\\\n"
         "\\bottomrule\n"
         "\\end{tabular}\n"
@@ -224,30 +235,77 @@ def test_forgetting_is_signed_as_in_the_paper(value: float, text: str) -> None:
     assert signed(value) == text
 
 
-def test_equal_averages_share_the_bold() -> None:
-    (table,) = tables([results("tfm"), results("ewc"), results("si", accuracy=[[1.0], [0.1, 0.2]])])
-    assert [r.average.best for r in table.rows] == [True, False, True]
+def test_bold_is_what_the_interval_carries() -> None:
     assert str(Cell(50.0)) == "50.0"
-    near = [
-        results(method, accuracy=[[figure]]) for method, figure in (("tfm", 0.9304), ("ewc", 0.9296), ("si", 0.9294))
-    ]
-    assert [r.average.best for r in tables(near)[0].rows] == [True, False, True]  # 93.0, 92.9, 93.0
+    assert [r.average.best for r in tables(carried())[0].rows] == [False, True]
+    one = [each for each in carried() if each.seed == 0]
+    assert not any(r.average.best for r in tables(one)[0].rows), "one seed carries nothing"
+    unpaired = [each for each in carried() if (each.method, each.seed) != ("ewc", 1)]
+    assert not any(r.average.best for r in tables(unpaired)[0].rows)
+    near = [*carried(), results("si", 0, [[0.93]]), results("si", 1, [[0.925]])]
+    assert not any(r.average.best for r in tables(near)[0].rows), "SI is level with TFM"
 
 
 def test_the_best_of_one_is_not_bold_and_upper_bounds_do_not_compete() -> None:
-    bounds = [results(method, accuracy=[[1.0]]) for method in ("joint", "joint-scratch", "alone")]
-    low, lower = results("tfm", accuracy=[[0.5]]), results("ewc", accuracy=[[0.4]])
-    for runs, best in (([low], []), ([*bounds, low], []), ([*bounds, low, lower], ["tfm"])):
+    bounds = [results(method, seed, [[1.0]]) for method in ("joint", "joint-scratch", "alone") for seed in (0, 1)]
+    low, lower = ([each for each in carried() if each.method == method] for method in ("tfm", "ewc"))
+    for runs, best in ((low, []), ([*bounds, *low], []), ([*bounds, *low, *lower], ["tfm"])):
         (table,) = tables(runs)
         assert [row.method for row in table.rows if row.average.best] == best
+
+
+def test_against_a_row_tells_the_paired_difference_and_its_interval() -> None:
+    (table,) = tables(carried(), against="ewc")
+    assert table.header == ("Method", "t1", "Avg.", "less EWC")
+    ewc, tfm = table.lines()
+    assert ewc[-1] == ""
+    # 10.0 and 9.99: mean 9.995, deviation 0.00707, 12.706 · 0.00707 / √2 to each side.
+    assert tfm[-1] == "+10.0 [+9.9, +10.1]"
+    found = paired({0: 94.0, 1: 92.0, 2: 7.0}, {1: 82.01, 0: 84.0})
+    assert found is not None
+    assert (found.mean, found.reach, found.pairs) == (pytest.approx(9.995), pytest.approx(0.0635, abs=1e-4), 2)
+    assert str(paired({0: 1.0}, {0: 3.5})) == "-2.5"
+    assert paired({0: 1.0}, {1: 1.0}) is None
+    assert "| TFM | 93.0 ± 1.4 (0.0) | **93.0 ± 1.4** | +10.0 [+9.9, +10.1] |" in formats.markdown(table)
+    assert "less EWC" in formats.latex(table)
+    assert formats.terminal(table).plain.count("+10.0 [+9.9, +10.1]") == 1
+    with pytest.raises(ValueError, match="no run of 'ewk' to compare with; did you mean 'ewc'"):
+        tables(carried(), against="ewk")
+
+
+def test_others_figures_stand_below_ours() -> None:
+    runs = [results(method, scenario="cifar100/10") for method in ("wsn", "tfm")]
+    (table,) = tables(runs, published=True)
+    lines = [(line[0].strip(), line[-1]) for line in table.lines()]
+    assert ("published, capacity 99 %", "76.4") in lines
+    assert lines.index(("published, capacity 99 %", "76.4")) == [title for title, _ in lines].index("WSN") + 1
+    assert lines[-1] == ("Joint, from scratch, published", "79.8")
+    assert table.lines()[-1][1] == "–"
+    assert table.notes[-1].startswith("Published: Kang et al., 2022")
+    (table,) = tables([results("tfm")], published=True)
+    assert table.notes[-1] == "No other paper's figures are kept for digits/5."
+    assert "nan" not in formats.to_csv(tables(runs, published=True))
+
+
+def test_seeds_that_draw_the_scenario_share_a_row() -> None:
+    def drawn(method: str, seed: int, order: int) -> Results:
+        made = results(method, seed)
+        return replace(made, setup={"scenario": {"name": "digits/5", "order": order}})
+
+    (table,) = tables([drawn("tfm", 0, 0), drawn("tfm", 1, 1), drawn("ewc", 0, 0), drawn("ewc", 1, 1)])
+    assert table.notes == ()
+    with pytest.raises(ValueError, match="differ in their scenario"):
+        tables([drawn("tfm", 0, 0), drawn("tfm", 1, 5)])
 
 
 def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold() -> None:
     names = ["tiny-imagenet/random", "tiny-imagenet/semantic", "tiny-imagenet/large-first"]
     good, bad = [[0.5] * (t + 1) for t in range(10)], [[0.25] * (t + 1) for t in range(10)]
-    made = [results("hat", 0, good if name == names[0] else bad, scenario=name) for name in names]
-    made += [results("tfm", 0, bad if name == names[0] else good, scenario=name) for name in names]
-    made += [results(method, 0, good, scenario=names[0]) for method in ("ewc", "joint-scratch")]  # not on the others
+    seeds = (0, 1)
+    made = [results("hat", s, good if name == names[0] else bad, scenario=name) for name in names for s in seeds]
+    made += [results("tfm", s, bad if name == names[0] else good, scenario=name) for name in names for s in seeds]
+    made += [results("joint-scratch", s, good, scenario=names[0]) for s in seeds]  # not on the others
+    made += [results("ewc", s, bad, scenario=names[0]) for s in seeds]
     table = averages(made, beside_paper=True)
     assert table.columns == tuple(f"{name} · small" for name in names)
     assert [(r.method, r.source) for r in table.rows] == [
@@ -257,16 +315,16 @@ def test_averages_have_a_column_for_each_scenario_and_the_best_of_each_in_bold()
         ("tfm", "paper"),
     ]
     assert [[str(c) for c in r.entries] for r in table.rows] == [
-        ["50.0", "25.0", "25.0"],
+        ["50.0 ± 0.0", "25.0 ± 0.0", "25.0 ± 0.0"],
         ["54.2", "44.0", "66.5"],
-        ["25.0", "50.0", "50.0"],
+        ["25.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0"],
         ["56.0", "45.3", "73.3"],
     ]
     assert [[c.best for c in r.entries] for r in table.rows if r.source == "ours"] == [
         [True, False, False],
         [False, True, True],
     ]
-    assert "| TFM | 25.0 | **50.0** | **50.0** |" in formats.markdown(table)
+    assert "| TFM | 25.0 ± 0.0 | **50.0 ± 0.0** | **50.0 ± 0.0** |" in formats.markdown(table)
     assert table.notes[0] == "Not run on every scenario: Joint, from scratch; EWC."
 
 
@@ -306,12 +364,13 @@ def test_costs_are_those_after_the_last_task_and_means_over_seeds() -> None:
     assert (cost.epochs, cost.seconds, cost.kept, cost.tasks) == (7, 3.5, 1.5, 2)
     assert cost.transfer == pytest.approx((30 - 10) / 2)  # each seed beside its own
     assert formats.costs_text([costs([spent("tfm", 0)])], "latex").splitlines() == [
-        "\\begin{tabular}{lrrrrrrr}",
+        "\\begin{tabular}{l" + "r" * 13 + "}",
         "\\toprule",
-        "\\multicolumn{8}{c}{\\textbf{digits/5 $\\cdot$ small}} \\\\",
-        "Method & parameters & overhead training & inference & epochs kept & seconds & bits kept & transfer \\\\",
+        "\\multicolumn{14}{c}{\\textbf{digits/5 $\\cdot$ small}} \\\\",
+        "Method & parameters & overhead training & inference & epochs kept & seconds & bits kept & transfer & Avg. "
+        "& network & all kept & packed & training operations & operations of an answer \\\\",
         "\\midrule",
-        "TFM & 300 & 20 B & 2 B & 7 & 3.5 & 2 of 2 tasks & – \\\\",
+        "TFM & 300 & 20 B & 2 B & 7 & 3.5 & 2 of 2 tasks & – & 85.0 & 1.2 kB & 1.2 kB & – & – & – \\\\",
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -322,7 +381,7 @@ def test_costs_and_forward_transfer() -> None:
         results("tfm", accuracy=[[0.9], [0.9, 0.8]]),
         results("alone", accuracy=[[0.9], [0.9, 0.7]]),
     ]
-    assert [dict(zip(COSTS, row, strict=True)) for row in (each.cells for each in costs(made).rows)] == [
+    assert [dict(zip(COSTS[:8], row[:8], strict=True)) for row in (each.cells for each in costs(made).rows)] == [
         {
             "Method": "TFM",
             "parameters": "10",

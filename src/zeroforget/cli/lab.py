@@ -83,7 +83,12 @@ def table_command(
         typer.Option("--format", "-f", help="What to print; by default what the output's ending says, else terminal."),
     ] = None,
     beside: Annotated[
-        Literal["paper"] | None, typer.Option(help="'paper' puts the paper's figures below ours.")
+        Literal["paper", "published"] | None,
+        typer.Option(help="'paper' puts the paper's figures below ours, 'published' those of other papers."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="Each average less this row's, paired by seed, with its 95 % interval."),
     ] = None,
     averages: Annotated[bool, typer.Option("--averages", help="One table: a column for each scenario.")] = False,
     costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, time, transfer.")] = False,
@@ -99,7 +104,12 @@ def table_command(
         check_output(output, "table", formats.is_table)
     results = finished(runs)
     paper = beside == "paper"
-    tables = [made.averages(results, beside_paper=paper)] if averages else made.tables(results, beside_paper=paper)
+    if averages:
+        if against is not None or beside == "published":
+            raise ValueError("--averages has a column a scenario; give --against and --beside published without it")
+        tables = [made.averages(results, beside_paper=paper)]
+    else:
+        tables = made.tables(results, beside_paper=paper, published=beside == "published", against=against)
     more = formats.costs_text(made.cost_tables(results), style) if costs else ""
     if style == "terminal" and output is None:
         for table in tables:

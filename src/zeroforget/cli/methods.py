@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @app.command(rich_help_panel=LAB)
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method's card: ours, or package.module:Class.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show one method's card: ours, or package.module:Class; or the word check."),
+    ] = None,
+    checked: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="After check: the method whose promises are tried out.")
+    ] = None,
     overhead: Annotated[
         str | None,
         typer.Option(metavar="NETWORK", help="What each keeps beside this network: ours, or package.module:function."),
@@ -33,7 +39,12 @@ def methods(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the methods with their options and claims; or show one; or count what they keep (table S1, Figure 1)."""
+    """List the methods with their options and claims; or show one; or check one; or count what they keep."""
+    if name == "check":
+        _check(checked)
+        return
+    if checked is not None:
+        raise ValueError(f"methods takes one name, or `check METHOD`; got '{name} {checked}'")
     if overhead is not None:
         _overhead(overhead, tasks, shape, [name] if name else None, as_json)
         return
@@ -46,6 +57,22 @@ def methods(
         _card(found[0])
     else:
         _list(found)
+
+
+def _check(name: str | None) -> None:
+    """Every promise on a line; exit 1 if one is broken."""
+    from zeroforget.methods.contract import Contract
+
+    if name is None:
+        raise ValueError("check which method? Give a name, or package.module:Class")
+    broken = 0
+    for promise, why in Contract(name).outcomes():
+        broken += why is not None
+        console.print(
+            f"{'no ' if why else 'yes'}  {promise}" + (f": {why}" if why else ""), markup=False, highlight=False
+        )
+    if broken:
+        raise typer.Exit(1)
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Experiment:
                 raise ValueError(
                     "--methods names none; give some, such as tfm,ewc, or leave it out for those of the file"
                 )
-            raw["methods"] = {name: raw["methods"].get(name, {}) for name in methods}
+            raw["methods"] = dict(_chosen(word, raw["methods"]) for word in methods)
         for change in changes:
             _apply(raw, change)
         if seeds is not None:
@@ -195,6 +195,14 @@ def _vary(raw: Any, scenarios: Sequence[NamedPart], where: str) -> tuple[str, ..
         if twice := [word for word in vary if word in scenario.options]:
             raise ValueError(f"{where}: '{twice[0]}' is fixed by the scenario and varied; drop one of them")
     return vary
+
+
+def _chosen(word: str, tables: Mapping[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """A method of the command line: a name, or LABEL=METHOD, with the options that the file has under that label."""
+    label, equals, method = word.partition("=")
+    if equals and not (label and method):
+        raise ValueError(f"--methods wants NAME or LABEL=METHOD, such as l2=mymodule:MyMethod; got '{word}'")
+    return label, tables.get(label, {}) | ({"method": method} if equals else {})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -53,12 +53,17 @@ def terminal(table: Table) -> Text:
     text.append(_padded(table.header, widths) + "\n" + rule + "\n")
     for row, line in zip(table.rows, table.lines(), strict=True):
         text.append(line[0].ljust(widths[0]), style="dim" if row.source == "paper" else "")
-        for cell, words, width in zip(row.entries, line[1:], widths[1:], strict=True):
-            text.append("  " + words.rjust(width), style="bold" if cell.best else "")
+        for bold, words, width in zip(_bold(table, row), line[1:], widths[1:], strict=True):
+            text.append("  " + words.rjust(width), style="bold" if bold else "")
         text.append("\n")
     for note in table.notes:
         text.append(note + "\n", style="dim")
     return text
+
+
+def _bold(table: Table, row: Row) -> list[bool]:
+    """Which of a row's texts are bold: the best of a column, none of the words behind them."""
+    return [*(cell.best for cell in row.entries), *(False for _ in table.more)]
 
 
 def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
@@ -77,7 +82,7 @@ def markdown(table: Table) -> str:
     header = list(map(_escape_pipes, table.header))
     lines = [f"**{table.title}**", "", _pipes(header), _pipes(["---", *["---:"] * (len(header) - 1)])]
     for row, line in zip(table.rows, table.lines(), strict=True):
-        cells = [f"**{words}**" if cell.best else words for cell, words in zip(row.entries, line[1:], strict=True)]
+        cells = [f"**{words}**" if bold else words for bold, words in zip(_bold(table, row), line[1:], strict=True)]
         lines.append(_pipes([_escape_pipes(line[0].strip()), *cells]))
     for note in table.notes:
         lines += ["", note]
@@ -107,7 +112,8 @@ def latex(table: Table) -> str:
     for row, line in zip(table.rows, table.lines(), strict=True):
         if before is not None and (before.method in BASELINES) and row.method not in BASELINES:
             lines.append("\\midrule")
-        cells = [f"\\textbf{{{_tex(w)}}}" if c.best else _tex(w) for c, w in zip(row.entries, line[1:], strict=True)]
+        pairs = zip(_bold(table, row), line[1:], strict=True)
+        cells = [f"\\textbf{{{_tex(words)}}}" if bold else _tex(words) for bold, words in pairs]
         title = _tex(row.title) if row.source == "ours" else f"\\quad {_tex(row.title.strip())}"
         lines.append(" & ".join([title, *cells]) + " \\\\")
         before = row
@@ -130,7 +136,7 @@ def to_csv(tables: Sequence[Table]) -> str:
         for row in table.rows:
             for column, cell in zip(table.columns, row.entries, strict=True):
                 figures = (cell.accuracy, cell.forgetting, cell.spread)
-                texts = ["" if figure is None else f"{figure:.6g}" for figure in figures]
+                texts = ["" if figure is None or figure != figure else f"{figure:.6g}" for figure in figures]
                 names = map(signs.cell, (table.title, row.method, row.source))
                 writer.writerow([*names, row.seeds, signs.cell(column), *texts])
     return out.getvalue()

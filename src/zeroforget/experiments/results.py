@@ -46,13 +46,16 @@ class Results:
     parameters: list[int]
     """Of the network and its heads, after each task."""
     overhead: list[dict[str, int]]
-    """Bits kept beside them after each task: {"training": int, "inference": int}."""
+    """Bits kept beside them after each task: {"training": int, "inference": int}, and where there is such a thing
+    "packed", the latter in the smallest code, and "spared", bits of the network that a seed makes again."""
     growth: dict[str, list[int]] = field(default_factory=dict)
     """Axis → its width after each task; empty for methods that do not grow."""
     unchanged: list[bool] = field(default_factory=list)
     """Whether, after all tasks, the test logits of each task were bit-equal to those right after it was learned."""
     environment: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
+    operations: list[dict[str, int]] = field(default_factory=list)
+    """Of each task: {"training": of all its steps, "answer": of one image's logits}. Earlier versions counted none."""
     setup: dict[str, Any] = field(default_factory=dict)
     """What else decided the results: {"method": its class, "scenario": with its options, "search": its settings}."""
 
@@ -62,8 +65,8 @@ class Results:
             raise ValueError("results without a task")
         if [len(row) for row in self.accuracy] != list(range(1, count + 1)):
             raise ValueError(f"results of {count} tasks need an accuracy row of 1, 2, ... {count} entries for each")
-        for name in ("logs", "seconds", "parameters", "overhead"):
-            if len(getattr(self, name)) != count:
+        for name in ("logs", "seconds", "parameters", "overhead", "operations"):
+            if len(getattr(self, name)) != count and (self.operations or name != "operations"):
                 raise ValueError(f"results of {count} tasks have {len(getattr(self, name))} entries in '{name}'")
         for axis, sizes in self.growth.items():
             if len(sizes) != count:
@@ -105,6 +108,17 @@ class Results:
     def epochs(self) -> list[int]:
         """How many epochs each task was trained for, in the training that was kept: trials of a search come on top."""
         return [len(log["epochs"]) for log in self.logs]
+
+    @property
+    def kept(self) -> int:
+        """Bits of all that must be kept to answer for every task: the network, its heads, what the method adds."""
+        return 32 * self.parameters[-1] - self.overhead[-1].get("spared", 0) + self.overhead[-1]["inference"]
+
+    @property
+    def packed(self) -> int | None:
+        """The same in the smallest code that there is for what the method adds."""
+        packed = self.overhead[-1].get("packed")
+        return None if packed is None else self.kept - self.overhead[-1]["inference"] + packed
 
     @property
     def trained(self) -> list[bool]:

@@ -24,6 +24,7 @@ from zeroforget.experiments.data_facts import describe
 from zeroforget.experiments.disk import room_for
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
+from zeroforget.experiments.operations import CountingFit, of_an_answer
 from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.resolve import NamedPart, check_data, make_network, make_scenario
 from zeroforget.experiments.results import Results
@@ -32,7 +33,7 @@ from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_rec
 from zeroforget.experiments.watch import Watch
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
-from zeroforget.training import Diverged, Fit, FitLog, Progress, logits
+from zeroforget.training import Diverged, FitLog, Progress, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
 from zeroforget.training.seeding import seeded
 
@@ -273,9 +274,11 @@ class _Run:
         else:
             lr = carried(method, [r["log"]["notes"] for r in records], self.config.regime.lr)
             log = self._learn(method, index, lr, None)
+        training = log.notes.pop("operations")
         if index == 0 and ":" in self.config.choice.method:
             self._try_replay(method)
         record = self._evaluate(method, index, [*(r["logits"] for r in records)])
+        record["operations"] |= {"training": training}
         record |= {"index": index, "name": task.name, "classes": len(task.classes), "log": log.to_dict()}
         # A task that was interrupted counts the epochs it had finished.
         record["seconds"] = max(time.perf_counter() - began, log.seconds)
@@ -313,7 +316,7 @@ class _Run:
     def _learn(self, method: Method, index: int, lr: float, trial: str | None) -> FitLog:
         task = self.scenario.tasks[index]
         past: tuple[Task, ...] = self.scenario.tasks[:index] if method.uses_past_data else ()
-        fit = Fit(
+        fit = CountingFit(
             dataclasses.replace(self.config.regime, lr=lr),
             self.config.seed,
             lambda progress: self._progress(progress, trial),
@@ -322,7 +325,9 @@ class _Run:
         )
         with seeded("learn", self.config.seed, index):
             try:
-                return method.learn(task, fit, past)
+                log = method.learn(task, fit, past)
+                log.notes["operations"] = fit.operations
+                return log
             except (Diverged, DamagedCheckpoint):
                 raise
             except ValueError as error:
@@ -346,13 +351,16 @@ class _Run:
                 right = out.argmax(1) == task.test.labels.cpu()
                 row.append(int(right.sum()) / len(right))
                 hashes.append(digest(out))
-        overhead = method.overhead()
+            task = self.scenario.tasks[index]
+            one = task.prepare.test(task.test.batch(torch.zeros(1, dtype=torch.int64))[0].to(self.device))
+            answer = of_an_answer(method.predictor(index), one)
         return {
             "accuracy": row,
             "logits": hashes[-1],
             "unchanged": [now == then for now, then in zip(hashes, [*learned, hashes[-1]], strict=True)],
             "parameters": parameters(method),
-            "overhead": {"training": overhead.training, "inference": overhead.inference},
+            "overhead": overhead(method),
+            "operations": {"answer": answer},
             "growth": widths(method.net, index),
         }
 
@@ -372,6 +380,7 @@ class _Run:
             seconds=[r["seconds"] for r in records],
             parameters=[r["parameters"] for r in records],
             overhead=[r["overhead"] for r in records],
+            operations=[r["operations"] for r in records] if all("operations" in r for r in records) else [],
             growth={axis: [r["growth"][axis] for r in records] for axis in records[-1]["growth"]},
             unchanged=records[-1]["unchanged"],
             environment=self.environment,
@@ -404,6 +413,14 @@ def parameters(method: Method) -> int:
         heads = net.get_submodule("heads")
         net = net.dense(len(method.specs) - 1).get_submodule("features")
     return sum(p.numel() for p in [*net.parameters(), *heads.state_dict().values()])
+
+
+def overhead(method: Method) -> dict[str, int]:
+    """What a method keeps, in bits; `packed` and `spared` only where there is such a thing."""
+    kept = method.overhead()
+    found = {"training": kept.training, "inference": kept.inference}
+    found |= {} if kept.packed is None else {"packed": kept.packed}
+    return found | ({"spared": kept.spared} if kept.spared else {})
 
 
 def widths(net: nn.Module, task: int) -> dict[str, int]:

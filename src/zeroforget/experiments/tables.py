@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zeroforget.experiments import paper
 from zeroforget.experiments.comparability import check_alike, other_code, same_training, unlike
 from zeroforget.experiments.results import Results, deviation, mean
+from zeroforget.experiments.statistics import paired
+from zeroforget.nets.registry import nearest
 
 TITLES = {
     "finetuning": "Finetuning",
@@ -29,6 +32,16 @@ TITLES = {
     "hat": "HAT",
     "packnet": "PackNet",
     "packnet-short": "PackNet, ten epochs again",
+    "packnet-50": "PackNet, gives back 50 %",
+    "packnet-75": "PackNet, gives back 75 %",
+    "wsn": "WSN",
+    "wsn-30": "WSN, c = 30 %",
+    "wsn-10": "WSN, c = 10 %",
+    "wsn-5": "WSN, c = 5 %",
+    "wsn-3": "WSN, c = 3 %",
+    "supsup": "SupSup",
+    "gpm": "GPM",
+    "eft": "EFT",
     "tfm-nofn": "TFM w/o FN",
     "tfm": "TFM",
     "lean": "Lean",
@@ -56,6 +69,8 @@ class Cell:
     best: bool = False
 
     def __str__(self) -> str:
+        if math.isnan(self.accuracy):
+            return "–"
         text = f"{self.accuracy:.1f}"
         if self.spread is not None:
             text += f" ± {self.spread:.1f}"
@@ -72,6 +87,8 @@ class Row:
     entries: tuple[Cell, ...]
     seeds: int = 1
     source: str = "ours"
+    more: tuple[str, ...] = ()
+    """Words behind the entries, such as the difference from another row."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -86,7 +103,9 @@ class Row:
     @property
     def title(self) -> str:
         """What the first column says."""
-        return _title(self.method) if self.source == "ours" else "  the paper"
+        if self.source == "ours":
+            return _title(self.method)
+        return f"  {self.source}" if self.source != "paper" else "  the paper"
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    """Headings behind the columns, for the rows' words there."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -106,11 +127,12 @@ class Table:
     @property
     def header(self) -> tuple[str, ...]:
         """The first line."""
-        return ("Method", *self.columns)
+        return ("Method", *self.columns, *self.more)
 
     def lines(self) -> list[tuple[str, ...]]:
         """The rows as text, without bold."""
-        return [(row.title, *map(str, row.entries)) for row in self.rows]
+        blank = ("",) * len(self.more)
+        return [(row.title, *map(str, row.entries), *(row.more or blank)) for row in self.rows]
 
 
 def _title(method: str) -> str:
@@ -122,10 +144,70 @@ def signed(forgetting: float) -> str:
     return "0.0" if forgetting == 0 else f"{forgetting:+.1f}"
 
 
-def tables(runs: Iterable[Results], *, beside_paper: bool = False) -> list[Table]:
-    """One table for each experiment, scenario and network among the runs."""
+def tables(
+    runs: Iterable[Results], *, beside_paper: bool = False, published: bool = False, against: str | None = None
+) -> list[Table]:
+    """One table for each experiment, scenario and network among the runs.
+
+    With `against`, each row tells its average less that of this method, paired by seed.
+    """
     found = groups(runs)
-    return [_table(group, title, beside_paper) for group, title in zip(found, titles(found), strict=True)]
+    if against is not None and not any(each.method == against for group in found for each in group):
+        labels = list(dict.fromkeys(each.method for group in found for each in group))
+        hint = nearest(against, labels)
+        raise ValueError(f"no run of '{against}' to compare with{hint} (there are {', '.join(labels)})")
+    made = [_table(group, title, beside_paper) for group, title in zip(found, titles(found), strict=True)]
+    if against is not None:
+        made = [_against(table, group, against) for table, group in zip(made, found, strict=True)]
+    return [
+        _beside_published(table, group[0]) if published else table for table, group in zip(made, found, strict=True)
+    ]
+
+
+def _against(table: Table, group: Sequence[Results], label: str) -> Table:
+    """A column behind the average: the paired difference from one row, with its 95 % interval."""
+    averages = _by_seed(group, _average_from(group[0]))
+    if label not in averages:
+        return table
+
+    def words(row: Row) -> tuple[str, ...]:
+        if row.source != "ours" or row.method == label:
+            return ("",)
+        difference = paired(averages[row.method], averages[label])
+        return ("–" if difference is None else str(difference),)
+
+    rows = tuple(replace(row, more=words(row)) for row in table.rows)
+    return replace(table, rows=rows, more=(f"less {_title(label)}",))
+
+
+def _average_from(results: Results) -> int:
+    printed = paper.comparable(results.scenario, len(results.tasks))
+    return printed.average_from if printed is not None else 1
+
+
+def _by_seed(group: Sequence[Results], start: int) -> dict[str, dict[int, float]]:
+    """Each method's average in per cent, seed by seed."""
+    found: dict[str, dict[int, float]] = {}
+    for results in group:
+        found.setdefault(results.method, {})[results.seed] = 100 * mean(results.final[start - 1 :])
+    return found
+
+
+def _beside_published(table: Table, first: Results) -> Table:
+    """Below our rows what other papers print; of methods that we did not run, at the end."""
+    found = paper.published(first.scenario)
+    if found is None:
+        return replace(table, notes=(*table.notes, f"No other paper's figures are kept for {first.scenario}."))
+    blank = Cell(math.nan)
+    theirs = {}
+    for method, (average, capacity) in found.averages.items():
+        words = "published" if capacity is None else f"published, capacity {capacity:g} %"
+        theirs[method] = Row(method, (*(blank,) * len(table.tasks), Cell(average)), source=words)
+    rows: list[Row] = []
+    for row in table.rows:
+        rows += [row, theirs.pop(row.method)] if row.source == "ours" and row.method in theirs else [row]
+    rows += [replace(row, source=f"{_title(row.method)}, {row.source}") for row in theirs.values()]
+    return replace(table, rows=tuple(rows), notes=(*table.notes, f"Published: {found.source}."))
 
 
 def titles(found: Sequence[Sequence[Results]]) -> list[str]:
@@ -152,7 +234,7 @@ def _table(group: Sequence[Results], title: str, beside_paper: bool) -> Table:
     printed = paper.comparable(first.scenario, len(first.tasks))
     start = printed.average_from if printed is not None else 1
     methods = by_method(group)
-    rows = _bold([_row(runs, start) for runs in methods])
+    rows = _carried([_row(runs, start) for runs in methods], _by_seed(group, start))
     notes = _lacking(methods) + unlike(methods, [_title(runs[0].method) for runs in methods]) + _changed(methods)
     if beside_paper and printed is not None:
         rows = _beside(rows, printed)
@@ -219,6 +301,19 @@ def _average(runs: Sequence[Results], average_from: int) -> Cell:
     return Cell(mean(averages), None, deviation(averages) if len(runs) > 1 else None)
 
 
+def _carried(rows: Sequence[Row], averages: Mapping[str, Mapping[int, float]]) -> list[Row]:
+    """Mark the best average, if over the seeds its lead over every other is more than chance: the 95 % interval of each
+    paired difference lies above 0. One seed carries nothing."""
+    contest = [row.method for row in rows if row.method not in UPPER_BOUNDS]
+    best = max(contest, key=lambda method: mean(list(averages[method].values())), default=None)
+    if best is None or len(contest) < 2:
+        return list(rows)
+    leads = [paired(averages[best], averages[method]) for method in contest if method != best]
+    if not all(lead is not None and lead.low > 0 for lead in leads):
+        return list(rows)
+    return [replace(row, entries=_marked(row.entries, -1)) if row.method == best else row for row in rows]
+
+
 def _bold(rows: Sequence[Row], column: int = -1) -> list[Row]:
     """Mark the best of a column; methods that print the same figure share it."""
     contest = [round(r.entries[column].accuracy, 1) for r in rows if r.method not in UPPER_BOUNDS]
@@ -262,7 +357,7 @@ def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
     rows: list[Row] = []
     for source in ("ours", "paper"):
         part = [_last_cells([rows_of[key] for rows_of in found]) for key in keys if key[1] == source]
-        for column in range(len(found)):
+        for column in range(len(found) if source == "paper" else 0):
             part = _bold(part, column)
         rows += part
     rows.sort(key=lambda row: [key[0] for key in keys].index(row.method))  # stable: ours, then the paper's
@@ -276,7 +371,8 @@ def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
 
 
 def _last_cells(rows: Sequence[Row]) -> Row:
-    cells = tuple(replace(row.entries[-1], best=False) for row in rows)
+    ours = rows[0].source == "ours"  # whose seeds told what is best; the paper's is the best of the rows shown
+    cells = tuple(replace(row.entries[-1], best=ours and row.entries[-1].best) for row in rows)
     return Row(rows[0].method, cells, rows[0].seeds, rows[0].source)
 
 
@@ -296,6 +392,12 @@ class Cost:
     kept: float
     tasks: int
     transfer: float | None
+    average: float
+    network: float
+    everything: float
+    packed: float | None
+    learning: float | None
+    answer: float | None
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -309,6 +411,12 @@ class Cost:
             f"{self.seconds:.1f}",
             f"{round(self.kept, 1):g} of {self.tasks} tasks",
             "–" if self.transfer is None else signed(self.transfer),
+            f"{self.average:.1f}",
+            size(self.network),
+            size(self.everything),
+            "–" if self.packed is None else size(self.packed),
+            count(self.learning),
+            count(self.answer),
         )
 
 
@@ -321,7 +429,10 @@ class CostTable:
     notes: tuple[str, ...] = ()
 
 
-COSTS = ("Method", "parameters", "overhead training", "inference", "epochs kept", "seconds", "bits kept", "transfer")
+COSTS = (
+    *("Method", "parameters", "overhead training", "inference", "epochs kept", "seconds", "bits kept", "transfer"),
+    *("Avg.", "network", "all kept", "packed", "training operations", "operations of an answer"),
+)
 
 
 def cost_tables(runs: Iterable[Results]) -> list[CostTable]:
@@ -335,7 +446,10 @@ def costs(group: Sequence[Results]) -> CostTable:
 
     "epochs kept": of the trainings that were kept, while the seconds are of all, trials of a search included. "bits
     kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer, where the
-    runs hold a method `alone` with the same seed and the same regime, and every task was learned in its turn.
+    runs hold a method `alone` with the same seed and the same regime, and every task was learned in its turn. "all
+    kept": the bytes of network, heads and what serving needs beside them; "packed": in the smallest code there is.
+    Operations are those of products: of all steps of the trainings that were kept (no trials of a trade-off, no
+    importance or merging after them), and of one image through the dearest task.
     """
     alone = {r.seed: r for r in group if r.method == "alone"}
     methods = by_method(group)
@@ -365,7 +479,30 @@ def _cost(runs: Sequence[Results], beside: Sequence[Results], alone: dict[int, R
         kept=mean([sum(r.unchanged) for r in runs]),
         tasks=len(runs[0].tasks),
         transfer=mean(transfers) if transfers else None,
+        average=100 * mean([mean(r.final[_average_from(r) - 1 :]) for r in runs]),
+        network=mean([32 * r.parameters[-1] - r.overhead[-1].get("spared", 0) for r in runs]),
+        everything=mean([r.kept for r in runs]),
+        packed=mean([r.packed or 0 for r in runs]) if all(r.packed is not None for r in runs) else None,
+        learning=_operations(runs, "training", sum),
+        answer=_operations(runs, "answer", max),
     )
+
+
+def _operations(runs: Sequence[Results], kind: str, over: Callable[[list[int]], int]) -> float | None:
+    """Of all tasks together, or of the dearest; None if a run did not count them."""
+    if not all(r.operations for r in runs):
+        return None
+    return mean([over([task[kind] for task in r.operations]) for r in runs])
+
+
+def count(operations: float | None) -> str:
+    """How many, in units that people read."""
+    if operations is None:
+        return "–"
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if operations >= size:
+            return f"{operations / size:.1f} {unit}"
+    return f"{operations:.0f}"
 
 
 def size(bits: float) -> str:
