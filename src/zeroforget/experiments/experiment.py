@@ -122,6 +122,8 @@ class Experiment:
 
     def _drawn(self, scenario: NamedPart, seed: int) -> NamedPart:
         """The scenario as this seed draws it."""
+        if not self.vary:
+            return scenario
         return NamedPart(scenario.name, {**scenario.options, **dict.fromkeys(self.vary, seed)})
 
     @staticmethod
