@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
-from zeroforget.training.fit import Learner, Turns
+from zeroforget.training.fit import Turns
+from zeroforget.training.learner import Learner
 
 LOOKED_AT = 4
 """So many images make the step that is counted; each image of a batch costs the same."""
