@@ -23,7 +23,7 @@ import torch
 from benchmarks.steps import facts_of
 from zeroforget.data import Split, Task, scenario
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.tfm import Tfm
+from zeroforget.methods.tfm import Candidate, Tfm
 from zeroforget.nets import build
 from zeroforget.training import Fit, FitLog, Progress, Regime
 from zeroforget.training.seeding import generator, seeded
@@ -74,7 +74,7 @@ def measure(model: Tfm, task: Task, regime: Regime, seed: int, whole: bool) -> t
     tables = [log.notes["search"] for log in logs.values()]
     with seeded("learn", seed, index):
         spec = TaskSpec(task.name, len(task.classes))
-        alone = model.candidate(spec, logs["pruned"].notes["growth"], torch.get_rng_state())
+        alone = model.candidate(spec, Candidate(logs["pruned"].notes["growth"]), torch.get_rng_state())
         _, seconds["one"] = timed(Fit(regime, seed), regime.device, alone, task, index)
     epochs = [sum(row["epochs"] for row in table) for table in tables]
     facts = {"task": task.name, "epochs": epochs, "seconds": seconds, "search": tables, "images": len(task.val)}
