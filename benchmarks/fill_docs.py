@@ -13,6 +13,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- searches results/NAME.json ... -->                 the time of growth searches
     <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
     <!-- ratios results/NAME.json -->                       what `make bench` measured
+    <!-- options learn -->                                  what may be chosen about learning a task
 
 `--with=results/OTHER.json:METHOD` adds that method's runs, which must be of the same scenario, network and regime, to a
 table, to what was tuned, or to a picture of one file. A file of results that is not there yet is said to be missing; no
@@ -26,17 +27,19 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks import pictures, recipes, step_tables
+from zeroforget.cli.app import typed
 from zeroforget.experiments import archive, formats, paper, tables
 from zeroforget.experiments.results import Results, mean
+from zeroforget.store.options import described
 from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios) ([^\n]+?) -->\n)"
-    r".*?(<!-- end -->)",
+    r"(<!-- (table|headline|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|options) "
+    r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 FOLDER = "pictures"
@@ -71,6 +74,8 @@ def _picture(kind: str, words: list[str]) -> str:
 
 
 def _body(block: str, words: list[str]) -> str:
+    if block == "options":
+        return learn_options()
     names = _names(words)
     if missing := _missing(names):
         return _no_results(missing)
@@ -130,6 +135,15 @@ def _no_results(names: list[str]) -> str:
 
 def _file(kind: str, names: list[str]) -> str:
     return "-".join([*(Path(name).stem for name in names), kind]) + ".svg"
+
+
+def learn_options() -> str:
+    """The options of `zeroforget learn` and `Model.learn`, from where they are declared."""
+    rows = ["| on the command line | in Python | default | |", "|---|---|---|---|"]
+    for each, hint in described():
+        (_, option), default = get_args(typed(each, hint)[0]), "–" if each.default is None else f"`{each.default}`"
+        rows.append(f"| `{option.default}` | `{each.name}` | {default} | {each.metadata['about']} |")
+    return "\n".join(rows)
 
 
 # In short ----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Continual learning without forgetting: networks that grow a task at a time and prove that nothing changed."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeroforget._version import __version__
+from zeroforget.files.lazy import fetched
 
 if TYPE_CHECKING:
     from zeroforget.axes.find import CannotGrow
@@ -36,27 +36,20 @@ __all__ = [
     "scenario",
 ]
 
-_HOMES = {
-    "zeroforget.proving.adopt": ["adopt"],
-    "zeroforget.axes.find": ["CannotGrow"],
-    "zeroforget.proving.grow": ["grow"],
-    "zeroforget.growing.births": ["State"],
-    "zeroforget.growing.network": ["GrowingNetwork"],
-    "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],
-    "zeroforget.methods": ["Method"],
-    "zeroforget.store": ["open"],
-    "zeroforget.training": ["Diverged", "Fit", "FitLog", "Regime"],
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Public names are fetched when they are first used, so that the command line answers without loading torch."""
-    for home, names in _HOMES.items():
-        if name in names:
-            value = getattr(import_module(home), "open_model" if name == "open" else name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'zeroforget' has no attribute '{name}'")
+__getattr__ = fetched(
+    __name__,
+    {
+        "zeroforget.proving.adopt": ["adopt"],
+        "zeroforget.axes.find": ["CannotGrow"],
+        "zeroforget.proving.grow": ["grow"],
+        "zeroforget.growing.births": ["State"],
+        "zeroforget.growing.network": ["GrowingNetwork"],
+        "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],
+        "zeroforget.methods": ["Method"],
+        "zeroforget.store": ["open_model as open"],
+        "zeroforget.training": ["Diverged", "Fit", "FitLog", "Regime"],
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import sys
@@ -17,7 +18,6 @@ from tests.cli.test_lab import zeroforget
 from tests.cli.tutorial import run
 from tests.experiments.helpers import results, write_toml
 from tests.store.helpers import LATER, QUICK, write_digits
-from zeroforget import store
 from zeroforget.cli import adopt as adopt_module
 from zeroforget.cli import app
 from zeroforget.cli import model as model_module
@@ -28,6 +28,7 @@ from zeroforget.experiments import runner
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.store import Model, Options, adoption, open_model
 from zeroforget.store.assembly import Addition
+from zeroforget.store.options import described
 from zeroforget.store.writing import locked
 from zeroforget.training import Progress
 from zeroforget.training.log import Epoch
@@ -52,17 +53,16 @@ def garden(pair: Path, tmp_path: Path) -> Path:
 def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
-    def learn(self: Model, pictures: Path, task: str, *, options: dict[str, Any], watch: object) -> None:
-        seen.append({"pictures": pictures, "task": task, **options})
+    def learn(self: Model, pictures: Path, task: str, *, options: Options, watch: object) -> None:
+        seen.append({"pictures": pictures, "task": task, **asdict(options)})
         raise ValueError("seen")
 
     monkeypatch.setattr(Model, "learn", learn)
-    monkeypatch.setattr(store, "Options", dict)
+    monkeypatch.setattr(Options, "regime", lambda self: None)  # it would look for a GPU
     words = (
         "--network small --width 0.5 --size 16 --gray --weights w.pt --align 8 --growth 0,0.2 --epochs 7 --lr 0.5 "
-        "--batch-size 9 --held-out 0.3 --selection 0.1 --test t --tune --scratch "
-        "--seed 11 --flip --shift 2 --strict --unreadable 0.5 --finish --device cuda:1 "
-        "--precision bf16"
+        "--batch-size 9 --held-out 0.3 --selection 0.1 --test t --tune --scratch --seed 11 --flip --shift 2 --strict "
+        "--unreadable 0.5 --finish --device cuda:1 --precision bf16 --margin 0.1 --patience 3"
     )
     run(f"zeroforget learn {tmp_path}/m pictures --task birds {words}")
     run(f"zeroforget learn {tmp_path}/m pictures --task birds --color")
@@ -70,11 +70,21 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "pictures": Path("pictures"), "task": "birds", "network": "small", "width": 0.5, "size": 16, "gray": True,
         "weights": Path("w.pt"), "align": 8, "growth": [0.0, 0.2], "epochs": 7, "lr": 0.5, "batch_size": 9,
         "held_out": 0.3, "selection": 0.1, "test": Path("t"), "frozen": False, "pretrained": False,
-        "seed": 11, "flip": True, "shift": 2, "strict": True, "unreadable": 0.5,
-        "finish": True, "device": "cuda:1", "precision": "bf16",
+        "seed": 11, "flip": True, "shift": 2, "strict": True, "unreadable": 0.5, "finish": True,
+        "device": "cuda:1", "precision": "bf16", "margin": 0.1, "patience": 3,
     }  # fmt: skip
-    usual = asdict(Options(gray=False))
-    assert seen == [told, {key: usual.get(key, told[key]) for key in told}]
+    assert seen == [told, {"pictures": Path("pictures"), "task": "birds", **asdict(Options(gray=False))}]
+
+
+def test_an_option_is_written_once() -> None:
+    """The command line, `Model.learn` and the docs' table have each, with its type and default, from one place."""
+    shown = inspect.signature(Model.learn).parameters
+    table = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+    for each, hint in described():
+        assert (shown[each.name].default, shown[each.name].annotation) == (each.default, hint)
+        assert f"--{each.name.replace('_', '-')}`" in table or each.metadata["flag"] in table
+        assert each.metadata["about"] in table
+    assert inspect.signature(Model.learn).parameters["watch"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_adopt_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

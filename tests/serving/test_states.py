@@ -11,8 +11,8 @@ from tests.serving.helpers import Running, until
 from zeroforget.serving import Server, Settings
 from zeroforget.store import ModelError, open_model
 from zeroforget.store.folder import Folder
-from zeroforget.store.options import Watch
 from zeroforget.store.states import choose
+from zeroforget.store.writing import Watch
 
 
 def names(running: Running) -> list[str]:

@@ -15,9 +15,9 @@ from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import sealed
 from zeroforget.store import ModelError, open_model
 from zeroforget.store.folder import Folder
-from zeroforget.store.options import Watch
 from zeroforget.store.update import MAGIC, receive
 from zeroforget.store.verify import verify
+from zeroforget.store.writing import Watch
 
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, -0.0, 1e300, 1e-300),

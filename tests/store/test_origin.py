@@ -14,10 +14,10 @@ from tests.store.helpers import learn_more, tree
 from zeroforget.files.json_fields import sealed
 from zeroforget.store import Model, ModelError, open_model
 from zeroforget.store.folder import Folder
-from zeroforget.store.options import Watch
 from zeroforget.store.trust import PASSPHRASE, Key, change_keys, new_key, public_key, read_trust
 from zeroforget.store.update import MAGIC, SIGNED, Terms, is_update, read_update
 from zeroforget.store.verify import verify
+from zeroforget.store.writing import Watch
 
 
 @pytest.fixture

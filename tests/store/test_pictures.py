@@ -16,8 +16,9 @@ from PIL import Image
 from tests.store.helpers import write_digits
 from zeroforget.store.errors import ModelError
 from zeroforget.store.learning import lesson_of
-from zeroforget.store.options import Options, Watch
+from zeroforget.store.options import Options
 from zeroforget.store.pictures import check, check_apart, held_out, lesson, list_pictures, read_pictures, statistics
+from zeroforget.store.writing import Watch
 
 GRAY = (1, 8, 8)
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from tests.store.helpers import LATER, QUICK, write_digits
 from zeroforget import nets
 from zeroforget.store import Model, ModelError, open_model
-from zeroforget.store.options import Watch
 from zeroforget.store.pictures import held_out
+from zeroforget.store.writing import Watch
 from zeroforget.training import Progress
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from zeroforget.cli.app import MODEL, Align, app, as_path, errors, options_of
+from zeroforget.cli.app import MODEL, app, as_path, errors, options_of
 from zeroforget.cli.printing import say, shown
+from zeroforget.store.options import about
 
 Network = Annotated[
     str,
@@ -54,6 +55,7 @@ Std = Annotated[
     typer.Option(help="What it divides by; by default likewise, or 0.229,0.224,0.225; with --gray 0.226."),
 ]
 Keep = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose features shall not grow.")]
+Align = Annotated[int | None, typer.Option(help=about("align"))]
 Unknown = Annotated[
     Literal["refuse", "keep"],
     typer.Option(help="Refuse a network with features that cannot be followed, or keep those as they are."),

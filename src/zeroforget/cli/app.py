@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from zeroforget.files import paths
+from zeroforget.files.mistakes import WrongOption
 from zeroforget.files.signs import visible
 
 if TYPE_CHECKING:
@@ -56,10 +59,17 @@ def as_path(text: str) -> Path:
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.", parser=as_path)]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]
-Align = Annotated[
-    int | None,
-    typer.Option(help="Layers grow to multiples of this; by default of 8 on a GPU. Counts when the model is made."),
-]
+
+
+def typed(each: Field[Any], hint: Any) -> tuple[Any, Any]:
+    """An option of `learn` as it is typed: its annotation for the command line, and its default."""
+    flags = [each.metadata["flag"] or f"--{each.name.replace('_', '-')}"]
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if type(hint) is UnionType else [hint]
+    if len(kinds) > 1:  # a text that stands for several kinds of value
+        default = None if each.default is None else str(each.default)
+        return Annotated[str | None, typer.Option(*flags, help=each.metadata["about"])], default
+    parser = as_path if kinds == [Path] else None
+    return Annotated[hint, typer.Option(*flags, help=each.metadata["about"], parser=parser)], each.default
 
 
 def options_of(**chosen: Any) -> Options:
@@ -68,11 +78,10 @@ def options_of(**chosen: Any) -> Options:
 
     try:
         return Options(**chosen)
-    except ValueError as error:
-        name, _, wrong = str(error).partition(" ")
-        if name not in chosen:
+    except WrongOption as error:
+        if error.option not in chosen:
             raise
-        raise ValueError(f"--{name.replace('_', '-')} {wrong}") from error
+        raise ValueError(f"--{error.option.replace('_', '-')} {error.what}") from error
 
 
 @contextmanager

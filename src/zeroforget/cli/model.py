@@ -15,7 +15,6 @@ import typer
 from zeroforget.cli import predictions
 from zeroforget.cli.app import (
     MODEL,
-    Align,
     ModelPath,
     Threads,
     app,
@@ -24,8 +23,10 @@ from zeroforget.cli.app import (
     console,
     errors,
     options_of,
+    typed,
 )
 from zeroforget.cli.printing import put_json, say, show, shown, table_of
+from zeroforget.store.options import with_options
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -43,71 +44,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("learn", rich_help_panel=MODEL)
+@with_options(typed)
 def learn_command(
     model: ModelPath,
     pictures: Annotated[
         Path, typer.Argument(help="A folder that holds a folder of pictures for each class.", parser=as_path)
     ],
     task: Annotated[str, typer.Option("--task", "-t", help="What to call the task.")],
-    network: Annotated[
-        str | None, typer.Option(help="The network to begin with (zeroforget networks lists them).")
-    ] = None,
-    width: Annotated[float | None, typer.Option(help="Its width, as a share of the published one.")] = None,
-    size: Annotated[int | None, typer.Option(help="Pixels of each side of its pictures; 64 by default.")] = None,
-    gray: Annotated[bool | None, typer.Option("--gray/--color", help="One channel, or three.")] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="A safetensors, .pt or .pth file that the network starts from.", parser=as_path)
-    ] = None,
-    align: Align = None,
-    growth: Annotated[
-        str | None,
-        typer.Option(
-            help="What a later task adds, as a share of the first network, 0.1 by default; or 'search', or 0,0.05,0.1."
-        ),
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 60,
-    lr: Annotated[float, typer.Option(help="Learning rate to begin with.")] = 0.02,
-    batch_size: Annotated[int, typer.Option(help="Pictures in a step.")] = 32,
-    pretrained: Annotated[
-        bool | None,
-        typer.Option(
-            "--pretrained/--scratch", help="Start from published weights: those in the package, or a library's."
-        ),
-    ] = None,
-    frozen: Annotated[
-        bool | None,
-        typer.Option("--frozen/--tune", help="Keep weights to start from in every task, or tune them first."),
-    ] = None,
-    held_out: Annotated[float, typer.Option(help="The share of each class that is set apart to measure by.")] = 0.2,
-    selection: Annotated[float, typer.Option(help="The share of the rest that chooses which weights are kept.")] = 0.15,
-    test: Annotated[
-        Path | None, typer.Option(help="A folder of class folders to measure by instead.", parser=as_path)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
-    flip: Annotated[bool, typer.Option("--flip", help="Also learn from mirrored pictures.")] = False,
-    shift: Annotated[int | None, typer.Option(help="Also learn from pictures moved by so many pixels.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse unreadable pictures and small classes.")] = False,
-    unreadable: Annotated[float, typer.Option(help="The share of pictures that may be unreadable.")] = 0.05,
-    finish: Annotated[bool, typer.Option("--finish", help="Take the best of an interrupted training.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
-    precision: Annotated[
-        Literal["float32", "tf32", "bf16"],
-        typer.Option(help="How steps compute: tf32 and bf16 are faster on a GPU. Answers stay in float32."),
-    ] = "float32",
+    *,
     threads: Threads = None,
     wait: Wait = True,
+    **chosen: Any,
 ) -> None:
     """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
     from zeroforget.store import open_model
-    from zeroforget.store.options import SEARCH
 
-    options = options_of(
-        network=network, width=width, size=size, gray=gray, weights=weights, align=align, epochs=epochs, lr=lr,
-        growth=SEARCH if growth == "search" else _growth(growth), batch_size=batch_size, held_out=held_out,
-        selection=selection, test=test, pretrained=pretrained, frozen=frozen,
-        flip=flip, shift=shift, strict=strict, unreadable=unreadable,
-        finish=finish, device=device, precision=precision, seed=seed,
-    )  # fmt: skip
+    options = options_of(**chosen)
     opened = open_model(model)
     with computing_with(threads), _watching(wait) as watch:
         try:
@@ -151,18 +103,6 @@ def _kept(facts: TaskFacts) -> str:
     if about["epochs"] == 1 and about.get("frozen"):
         return f"head on frozen features{f': {by}' if by else ''}"
     return f"kept epoch {about['kept'] + 1} of {about['epochs']}{f' ({by})' if by else ''}; stopped: {about['stopped']}"
-
-
-def _growth(text: str | None) -> float | list[float] | None:
-    if text is None:
-        return None
-    try:
-        numbers = [float(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--growth wants a share such as 0.1, several such as 0,0.05,0.1, or 'search'; got '{text}'"
-        ) from None
-    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _stopped(path: Path, model: Model, task: str) -> str:

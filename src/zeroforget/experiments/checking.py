@@ -7,8 +7,8 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from zeroforget.files.mistakes import nearest
 from zeroforget.methods.registry import keywords
-from zeroforget.nets.registry import nearest
 
 
 def known_key(key: str, known: Collection[str], where: str) -> None:

@@ -10,7 +10,7 @@ from zeroforget.experiments import paper
 from zeroforget.experiments.comparability import check_alike, other_code, same_training, unlike
 from zeroforget.experiments.results import Results, deviation, mean
 from zeroforget.experiments.statistics import paired
-from zeroforget.nets.registry import nearest
+from zeroforget.files.mistakes import nearest
 
 TITLES = {
     "finetuning": "Finetuning",

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zeroforget.files.mistakes import nearest
 from zeroforget.methods.base import Method
-from zeroforget.nets.registry import nearest
 
 Factory = Callable[..., Method]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from zeroforget.files.mistakes import nearest
 from zeroforget.nets.alexnet import AlexNet
 from zeroforget.nets.compact import Compact
 from zeroforget.nets.lenet import LeNet
@@ -88,9 +88,3 @@ def build(name: str, shape: Shape, *, width: float = 1.0, dropout: float | None 
             "choose a smaller width, smaller images or another network"
         )
     return factory(size, width=width, **chosen)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """For the message about a word that is not known: the one that was probably meant, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""

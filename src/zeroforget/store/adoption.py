@@ -23,12 +23,12 @@ from zeroforget.store.folder import Folder
 from zeroforget.store.learning import Learning, backbone_of, now
 from zeroforget.store.names import task_name
 from zeroforget.store.network import example
-from zeroforget.store.options import Options, Watch
+from zeroforget.store.options import Options
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
 from zeroforget.store.schema import ModelFacts, TaskFacts
 from zeroforget.store.starting import grown_from
 from zeroforget.store.weights import few
-from zeroforget.store.writing import changing
+from zeroforget.store.writing import Watch, changing
 from zeroforget.training import FitLog
 
 __all__ = ["Given", "adopt", "doubt"]

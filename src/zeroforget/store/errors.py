@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from zeroforget.files.json_fields import FieldError
+from zeroforget.files.mistakes import WrongOption
 
 
 class ModelError(ValueError):
     """A model cannot be used as asked."""
+
+
+class BadOption(ModelError, WrongOption):
+    """An option of learning has a value that it cannot have."""
 
 
 class Damaged(ModelError):

@@ -38,7 +38,7 @@ from zeroforget.store.network import (
     preparation,
     probe_logits,
 )
-from zeroforget.store.options import Options, Watch, default_network
+from zeroforget.store.options import GROWTH, Options, default_network
 from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.starting import (
@@ -52,7 +52,7 @@ from zeroforget.store.starting import (
     size_of,
 )
 from zeroforget.store.tensors import born
-from zeroforget.store.writing import changing
+from zeroforget.store.writing import Watch, changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
 from zeroforget.training.log import Epoch
@@ -348,9 +348,7 @@ class Learning:
 
     def _plan(self) -> dict[str, Any]:
         """What an interrupted training must share with this one to be gone on with."""
-        options = {f.name: str(getattr(self.options, f.name)) for f in fields(self.options)}
-        for same in ("finish", "strict", "unreadable", "epochs", "weights", "test"):
-            options.pop(same)
+        options = _texts(self.options)
         return {
             "task": self.ready.task.name,
             "model": self.chain.head if self.chain else "",
@@ -430,13 +428,25 @@ class Learning:
         return told | ({"search": log.notes["search"]} if "search" in log.notes else {})
 
 
+_ANY = ("finish", "strict", "unreadable", "epochs", "weights", "test")
+"""Options that may be others when an interrupted training goes on."""
+
+
 def _planned(path: Path) -> dict[str, Any]:
     """The plan of an interrupted training; empty if there is none that can be read."""
     try:
         plan = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return plan if isinstance(plan, dict) else {}
+    if not isinstance(plan, dict) or not isinstance(plan.get("options"), dict):
+        return {}
+    return plan | {"options": _texts(Options()) | plan["options"]}  # some came after it was written
+
+
+def _texts(options: Options) -> dict[str, str]:
+    """The options that an interrupted training must share with the one that goes on."""
+    chosen = {each.name: str(getattr(options, each.name)) for each in fields(options) if each.name not in _ANY}
+    return chosen | {"growth": str(GROWTH if options.growth is None else options.growth)}
 
 
 def _other(before: dict[str, Any], plan: dict[str, Any]) -> str:

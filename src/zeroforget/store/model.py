@@ -25,12 +25,12 @@ from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.names import kept_name
 from zeroforget.store.network import preparation
-from zeroforget.store.options import Options, Watch
+from zeroforget.store.options import Options, with_options
 from zeroforget.store.schema import Backbone, TaskFacts
 from zeroforget.store.trust import read_trust, write_trust
 from zeroforget.store.update import Terms, receive, ship
 from zeroforget.store.verify import Report, verify
-from zeroforget.store.writing import locked, told
+from zeroforget.store.writing import Watch, locked, told
 
 BATCH = 64
 CHUNK = 512
@@ -302,6 +302,7 @@ class Model:
 
     # Change ----------------------------------------------------------------------------------------------------
 
+    @with_options()
     def learn(
         self,
         pictures: str | os.PathLike[str],
@@ -309,10 +310,10 @@ class Model:
         *,
         options: Options | None = None,
         watch: Watch | None = None,
-        **more: Any,
+        **chosen: Any,
     ) -> TaskFacts:
-        """Learn a task from a folder of class folders. `more` are fields of `Options`, instead of `options`."""
-        facts = learn(self.path, as_path(pictures), task, options or Options.of(**more), watch or Watch())
+        """Learn a task from a folder of class folders. What is `chosen` are fields of `Options`, or give `options`."""
+        facts = learn(self.path, as_path(pictures), task, options or Options.of(**chosen), watch or Watch())
         self.refresh()
         return facts
 

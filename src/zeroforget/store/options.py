@@ -1,118 +1,134 @@
-"""What may be chosen about learning a task, and who is told how it goes."""
+"""What may be chosen about learning a task. Each option is written here and nowhere else: the command line,
+`Model.learn` and the docs' table take it from here."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
-from zeroforget.nets.registry import nearest
-from zeroforget.store.assembly import Addition
-from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import as_path
-from zeroforget.store.images import Told
-from zeroforget.store.schema import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
-from zeroforget.training import Progress, Regime
+from zeroforget.files import paths
+from zeroforget.files.mistakes import nearest
+from zeroforget.store.errors import BadOption, ModelError
 
+if TYPE_CHECKING:
+    from zeroforget.training import Regime
+
+MOST_PIXELS = 512
+MOST_SEED = 2**63
+MOST_WIDTH = 16
+"""Of a network of ours, as a share of the published one."""
+MOST_ALIGN = 1024
 GROWTH = 0.1
 SEARCH = (0.0, 0.05, 0.1, 0.2)
 """The growths that a search tries."""
+Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def option(default: Value, about: str, *, flag: str | None = None) -> Value:
+    """A field of `Options`: its default, what it is for, and its name on the command line if that is another one."""
+    made: Value = field(default=default, metadata={"about": about, "flag": flag})
+    return made
 
 
 @dataclass(frozen=True)
 class Options:
     """How to learn. What concerns the network itself counts when the model is made, with its first task."""
 
-    network: str | None = None
-    """A network by name; by default one that fits the size of the pictures."""
-    width: float | None = None
-    """Its width, as a share of the published one."""
-    size: int | None = None
-    """Pixels of each side of its pictures; 64 by default."""
-    gray: bool | None = None
-    """One channel instead of three."""
-    weights: Path | None = None
-    """A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."""
-    pretrained: bool | None = None
-    """Whether to start from published weights: those in the package, or a library's own; by default the package's, for
-    color pictures, unless a network is named."""
-    frozen: bool | None = None
-    """Of weights to start from: whether they stay as they are in every task, so that a first task learns a head alone
-    and later ones what they add (the default); else the first task tunes them."""
-    align: int | None = None
-    """Layers grow to multiples of this; by default of 8 in a model that is made on a GPU, else of 1."""
-    growth: float | Sequence[float] | None = None
-    """The share of the first network that a later task adds, 0.1 by default; several are tried, and the smallest good
-    one is taken. A first task makes the network and adds nothing to it."""
-    margin: float = 0.015
-    """How much accuracy a search may give up for a smaller growth."""
-    epochs: int = 60
-    lr: float = 0.02
-    batch_size: int = 32
-    patience: int = 4
-    seed: int = 0
-    held_out: float = 0.2
-    """The share of each class that is set apart to measure by: the test part."""
-    selection: float = 0.15
-    """The share of the rest that chooses which weights are kept, and when to stop: the selection part."""
-    test: Path | None = None
-    """A folder of class folders to measure by instead."""
-    flip: bool = False
-    """Also learn from pictures mirrored left to right."""
-    shift: int | None = None
-    """Also learn from pictures moved by so many pixels; by default a sixteenth of the size."""
-    strict: bool = False
-    """Refuse unreadable pictures and classes with few."""
-    unreadable: float = 0.05
-    """The share of the pictures that may be unreadable; they are named and left out."""
-    finish: bool = False
-    """Of training that was interrupted, take the best so far after one more epoch."""
-    device: str = "cpu"
-    precision: str = "float32"
-    """How a step computes: float32, tf32 (a GPU's faster float32) or bf16 (mixed); answers are always in float32."""
+    network: str | None = option(
+        None, "The network to begin with (zeroforget networks lists them); by default one that fits `size`."
+    )
+    width: float | None = option(None, "Its width, as a share of the published one.")
+    size: int | None = option(None, "Pixels of each side of its pictures; 64 by default.")
+    gray: bool | None = option(None, "One channel, or three.", flag="--gray/--color")
+    weights: Path | None = option(
+        None, "A file of weights to start from: safetensors, or a state dict in a .pt or .pth file."
+    )
+    pretrained: bool | None = option(
+        None,
+        "Whether to start from published weights: those in the package, or a library's own; by default the package's, "
+        "for color pictures, unless a network is named.",
+        flag="--pretrained/--scratch",
+    )
+    frozen: bool | None = option(
+        None,
+        "Of weights to start from: whether they stay as they are in every task, so a first task learns a head alone "
+        "and later ones what they add (the default); else the first task tunes them.",
+        flag="--frozen/--tune",
+    )
+    align: int | None = option(
+        None, "Layers grow to multiples of this; by default of 8 on a GPU. Counts when the model is made."
+    )
+    growth: float | Sequence[float] | str | None = option(
+        None,
+        "What a later task adds, as a share of the first network, 0.1 by default; or 'search', or several to try: "
+        "0,0.05,0.1. A first task makes the network and adds nothing to it.",
+    )
+    margin: float = option(0.015, "How much accuracy a search may give up for a smaller growth.")
+    epochs: int = option(60, "Epochs at most.")
+    lr: float = option(0.02, "Learning rate to begin with.")
+    batch_size: int = option(32, "Pictures in a step.")
+    patience: int = option(4, "Epochs without a better loss on what is held out before the learning rate is divided.")
+    seed: int = option(0, "Decides all that is random.")
+    held_out: float = option(0.2, "The share of each class that is set apart to measure by: the test part.")
+    selection: float = option(
+        0.15, "The share of the rest that chooses which weights are kept, and when to stop: the selection part."
+    )
+    test: Path | None = option(None, "A folder of class folders to measure by instead.")
+    flip: bool = option(False, "Also learn from pictures mirrored left to right.")
+    shift: int | None = option(
+        None, "Also learn from pictures moved by so many pixels; by default a sixteenth of the size."
+    )
+    strict: bool = option(False, "Refuse unreadable pictures and small classes.")
+    unreadable: float = option(0.05, "The share of the pictures that may be unreadable; they are named and left out.")
+    finish: bool = option(False, "Of an interrupted training take the best so far, after one more epoch.")
+    device: str = option("cpu", "cpu, cuda or cuda:1.")
+    precision: Literal["float32", "tf32", "bf16"] = option(
+        "float32", "How steps compute: tf32 and bf16 are faster on a GPU. Answers stay in float32."
+    )
 
     def __post_init__(self) -> None:
         self._plain_numbers()
         for name in ("weights", "test"):  # from Python it may be a word
             if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, as_path(path))
+                object.__setattr__(self, name, paths.as_path(path, ModelError))
         if self.pretrained is False and self.frozen:
             raise ModelError("frozen keeps weights that training starts from, and pretrained=False starts from none")
+        if isinstance(self.growth, str):
+            object.__setattr__(self, "growth", _growth(self.growth))
+        for name, low, high, what in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise BadOption(name, f"is {what.format(low=low, high=high)}, not {value}")
         if not 0 < self.held_out < 1:
-            raise ModelError(f"held_out is a share of each class, between 0 and 1, not {self.held_out}")
+            raise BadOption("held_out", f"is a share of each class, between 0 and 1, not {self.held_out}")
         if not 0 < self.selection < 1:
-            raise ModelError(f"selection is a share of each class, between 0 and 1, not {self.selection}")
+            raise BadOption("selection", f"is a share of each class, between 0 and 1, not {self.selection}")
         if not 0 <= self.unreadable <= 1:
-            raise ModelError(f"unreadable is a share of the pictures, from 0 to 1, not {self.unreadable}")
-        if self.size is not None and not 4 <= self.size <= MOST_PIXELS:
-            raise ModelError(f"size is from 4 to {MOST_PIXELS} pixels, not {self.size}")
-        if self.shift is not None and not 0 <= self.shift <= MOST_PIXELS:
-            raise ModelError(f"shift is from 0 to {MOST_PIXELS} pixels, not {self.shift}")
+            raise BadOption("unreadable", f"is a share of the pictures, from 0 to 1, not {self.unreadable}")
         if self.width is not None and not 0 < self.width <= MOST_WIDTH:
-            raise ModelError(
-                f"width is a share of the published one, above 0 and at most {MOST_WIDTH}, not {self.width}"
+            raise BadOption(
+                "width", f"is a share of the published one, above 0 and at most {MOST_WIDTH}, not {self.width}"
             )
-        if self.align is not None and not 1 <= self.align <= MOST_ALIGN:
-            raise ModelError(f"align is from 1 to {MOST_ALIGN} features, not {self.align}")
-        if not 0 <= self.seed <= MOST_SEED:
-            raise ModelError(f"seed is a whole number from 0 to {MOST_SEED}, not {self.seed}")
         if not self.growths or any(not 0 <= g <= 4 for g in self.growths):
-            raise ModelError(f"growth is a share of the network, from 0 to 4, not {self.growth}")
+            raise BadOption("growth", f"is a share of the network, from 0 to 4, not {self.growth}")
         self.regime()  # its own mistakes are found here, before any picture is read
 
     def _plain_numbers(self) -> None:
         """The same number is the same text on disk, be it given as 1, 1.0 or numpy's."""
-        for name, kind in _NUMBERS.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _number(name, value, kind))
+        for each, hint in described():
+            value, kinds = getattr(self, each.name), {hint, *get_args(hint)} & {int, float}
+            if len(kinds) == 1 and each.name != "growth" and value is not None:
+                object.__setattr__(self, each.name, _number(each.name, value, kinds.pop()))
 
     @staticmethod
     def of(**chosen: Any) -> Options:
         """From keyword arguments; a misspelt one names the nearest."""
-        known = [field.name for field in fields(Options)]
+        known = [each.name for each in fields(Options)]
         for key in chosen:
             if key not in known:
                 raise ModelError(f"learn has no option '{key}'{nearest(key, known)} (its options: {', '.join(known)})")
@@ -127,6 +143,8 @@ class Options:
 
     def regime(self) -> Regime:
         """How to train."""
+        from zeroforget.training import Regime  # needs torch, which the command line's --help does not
+
         return Regime(
             optimizer="sgd",
             lr=self.lr,
@@ -142,9 +160,56 @@ class Options:
         )
 
 
-_NUMBERS: dict[str, type[int] | type[float]] = dict.fromkeys(
-    ("size", "align", "epochs", "batch_size", "patience", "seed", "shift"), int
-) | dict.fromkeys(("width", "margin", "lr", "held_out", "selection", "unreadable"), float)
+_RANGES: tuple[tuple[str, int, int, str], ...] = (
+    ("size", 4, MOST_PIXELS, "from {low} to {high} pixels"),
+    ("shift", 0, MOST_PIXELS, "from {low} to {high} pixels"),
+    ("align", 1, MOST_ALIGN, "from {low} to {high} features"),
+    ("seed", 0, MOST_SEED, "a whole number from {low} to {high}"),
+)
+
+
+def described() -> Iterator[tuple[Field[Any], Any]]:
+    """Each option with its type."""
+    hints = get_type_hints(Options)
+    yield from ((each, hints[each.name]) for each in fields(Options))
+
+
+def about(name: str) -> str:
+    """What an option is for."""
+    return str(next(each.metadata["about"] for each in fields(Options) if each.name == name))
+
+
+def with_options(
+    kind: Callable[[Field[Any], Any], tuple[Any, Any]] = lambda each, hint: (hint, each.default),
+) -> Callable[[Function], Function]:
+    """Decorate a function that ends with `**chosen`: its signature shows each option as a keyword argument of its own,
+    of the type and with the default that `kind` gives."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        first = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        for each, hint in described():
+            annotation, default = kind(each, hint)
+            first.append(
+                inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            )
+        everything = [*first, *(p for p in own if p not in first)]
+        function.__signature__ = signature.replace(parameters=everything)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _growth(text: str) -> float | Sequence[float]:
+    if text == "search":
+        return SEARCH
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        wanted = "wants a share such as 0.1, several such as 0,0.05,0.1, or 'search'"
+        raise BadOption("growth", f"{wanted}; got '{text}'") from None
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float:
@@ -154,19 +219,7 @@ def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float
             return number
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ModelError(f"{name} is a {'whole' if kind is int else 'finite'} number, not {value!r}")
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who is told what happens."""
-
-    say: Callable[[str], None] = lambda text: None
-    decoding: Told | None = None
-    training: Callable[[Progress], None] | None = None
-    wait: float | None = None
-    """Seconds to wait for another process that changes the model; None waits as long as it takes."""
-    adds: Callable[[Sequence[Addition]], None] = lambda additions: None
+    raise BadOption(name, f"is a {'whole' if kind is int else 'finite'} number, not {value!r}")
 
 
 def default_network(size: int) -> tuple[str, float]:

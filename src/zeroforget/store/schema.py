@@ -16,6 +16,7 @@ from zeroforget.files.signs import has_hidden
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name
+from zeroforget.store.options import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
 from zeroforget.training.evaluate import interval
 
 VERSION = 1
@@ -23,11 +24,6 @@ VERSION = 1
 NEWEST = 2
 """The version of these."""
 MOST_CLASSES = 100_000
-MOST_PIXELS = 512
-MOST_SEED = 2**63
-MOST_WIDTH = 16
-MOST_ALIGN = 1024
-"""Of a network of ours, as a share of the published one."""
 LEAST_STD = 1e-6
 MOST_MEAN = 1e6
 """Of pixels from 0 to 1; a larger mean or deviation would leave nothing of a picture."""

@@ -9,9 +9,8 @@ from zeroforget.files import atomic
 from zeroforget.files.json_fields import Fields, sealed
 from zeroforget.store.errors import Damaged, ModelError, damage_told
 from zeroforget.store.folder import Chain, Folder
-from zeroforget.store.options import Watch
 from zeroforget.store.schema import TaskFacts, read_bytes, unsealed
-from zeroforget.store.writing import changing
+from zeroforget.store.writing import Watch, changing
 
 SERVING = "serving.json"
 """Names the state that is served; without it, that is always the newest."""

@@ -21,9 +21,8 @@ from zeroforget.files.json_fields import Fields, sealed
 from zeroforget.files.signs import has_hidden
 from zeroforget.store.errors import ModelError, damage_told
 from zeroforget.store.folder import Chain, Folder
-from zeroforget.store.options import Watch
 from zeroforget.store.schema import read_bytes, unsealed
-from zeroforget.store.writing import changing
+from zeroforget.store.writing import Watch, changing
 
 TRUST = "trust.json"
 PASSPHRASE = "ZEROFORGET_PASSPHRASE"

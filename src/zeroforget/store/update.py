@@ -18,11 +18,10 @@ from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
 from zeroforget.files.paths import open_regular
 from zeroforget.store.errors import Damaged, ModelError, damage_told
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
-from zeroforget.store.options import Watch
 from zeroforget.store.schema import VERSION, ModelFacts, TaskFacts, read_bytes, unsealed
 from zeroforget.store.trust import Key, Signature, check_origin, read_signature, read_trust, received, sign, write_trust
 from zeroforget.store.verify import prove_chain
-from zeroforget.store.writing import changing, check_output, output
+from zeroforget.store.writing import Watch, changing, check_output, output
 
 MAGIC = b"zeroforget update\n"
 SIGNED = b"zeroforget signed update\n"

@@ -7,13 +7,16 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from zeroforget.files import atomic, locks
 from zeroforget.files.paths import in_the_way
+from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import Locked, ModelError
 from zeroforget.store.folder import LOCK, MODEL, TRAINING, Folder
-from zeroforget.store.options import Watch
+from zeroforget.store.images import Told
+from zeroforget.training import Progress
 
 _OWN = {MODEL, "tasks", TRAINING, LOCK, "trust.json", "serving.json"}
 _OUTPUT_REASONS = {
@@ -23,6 +26,18 @@ _OUTPUT_REASONS = {
     errno.EACCES: "this user may not write there; write it elsewhere",
     errno.EPERM: "this user may not write there; write it elsewhere",
 }
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told what happens."""
+
+    say: Callable[[str], None] = lambda text: None
+    decoding: Told | None = None
+    training: Callable[[Progress], None] | None = None
+    wait: float | None = None
+    """Seconds to wait for another process that changes the model; None waits as long as it takes."""
+    adds: Callable[[Sequence[Addition]], None] = lambda additions: None
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from zeroforget.files.mistakes import WrongOption
+
 _UNFIT = {
     "lbfgs": "it computes the loss several times a step",
     "muon": "it moves matrices only, and networks have biases and convolutions too",
@@ -96,17 +98,17 @@ class Regime:
         for each in fields(self):
             fits, kind = _KINDS[each.type]
             if not fits(getattr(self, each.name)):
-                raise ValueError(f"{each.name} must be {kind}, not {getattr(self, each.name)!r}")
+                raise WrongOption(each.name, f"must be {kind}, not {getattr(self, each.name)!r}")
         self._check_optimizer()
         if self.precision not in {"float32", "tf32", "bf16"}:
-            raise ValueError(f"precision is 'float32', 'tf32' or 'bf16', not '{self.precision}'")
+            raise WrongOption("precision", f"is 'float32', 'tf32' or 'bf16', not '{self.precision}'")
         for name, known in (("schedule", ("patience", "cosine")), ("keep", ("best", "accurate", "last"))):
             if getattr(self, name) not in known:
                 words = ", ".join(f"'{word}'" for word in known[:-1])
-                raise ValueError(f"{name} is {words} or '{known[-1]}', not '{getattr(self, name)}'")
+                raise WrongOption(name, f"is {words} or '{known[-1]}', not '{getattr(self, name)}'")
         for name in ("lr", "batch_size", "epochs", "patience", "min_lr"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+                raise WrongOption(name, f"must be positive, not {getattr(self, name)}")
         if not 0 <= self.warmup < self.epochs:
             raise ValueError(f"warmup must be at least 0 and below the {self.epochs} epochs, not {self.warmup}")
         if self.warmup and self.schedule == "patience":

@@ -1,0 +1,23 @@
+"""Public names of a package that are fetched when they are first used: the command line answers without torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def fetched(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names live in these modules; 'open_model as open' gives one another name."""
+    where = {name.split(" as ")[-1]: (home, name.split(" as ")[0]) for home, names in homes.items() for name in names}
+
+    def fetch(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        home, own = where[name]
+        value = getattr(import_module(home), own)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return fetch
