@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tests.experiments.helpers import write_toml
+from zeroforget import nets
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.experiment import Choice, Experiment
 from zeroforget.experiments.resolve import make_scenario
@@ -239,6 +241,19 @@ def test_options_out_of_range_are_named_before_anything_is_trained(
     with pytest.raises(ValueError) as caught:
         load(BASE + f'methods = ["finetuning", "{method}"]\n', tmp_path, changes=[f"{method}.{option}"])
     assert words in str(caught.value)
+
+
+def test_reading_an_experiment_builds_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poison(*_: object, **__: object) -> None:
+        raise AssertionError("a network was built")
+
+    monkeypatch.setattr(nets, "build", poison)
+    monkeypatch.setattr(nn.Conv2d, "__init__", poison)
+    monkeypatch.setattr(nn.Linear, "__init__", poison)
+    files = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+    assert len(files) > 5
+    for file in files:
+        assert Experiment.load(file).methods
 
 
 def test_what_a_small_network_does_not_allow_is_left_to_the_real_one(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.base import finite
-from zeroforget.methods.importance import Anchored, enough, fisher, known_labels, samples_of
+from zeroforget.methods.importance import Anchored, checked, fisher, samples_of
 from zeroforget.training import Fit
 from zeroforget.training.seeding import generator
 
@@ -35,11 +34,11 @@ class Ewc(Anchored):
         samples: int | None = None,
         labels: str = "true",
     ) -> None:
+        checked(strength, samples, labels)
         super().__init__(net, example)
-        finite(0, strength=strength)
         self.strength = strength
-        self.samples = enough(samples)
-        self.labels = known_labels(labels)
+        self.samples = samples
+        self.labels = labels
 
     def penalty(self) -> Tensor:
         """λ/2 Σ F (θ − θ*)², eq. (3)."""

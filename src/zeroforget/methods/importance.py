@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from zeroforget.axes.trace import in_eval
 from zeroforget.data import Split, Task
-from zeroforget.methods.base import Method, Overhead, bits
+from zeroforget.methods.base import Method, Overhead, bits, finite
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.seeding import generator
@@ -108,6 +108,13 @@ def known_labels(labels: str) -> str:
     if labels not in {"true", "sampled"}:
         raise ValueError(f"labels are 'true' or 'sampled', not '{labels}'")
     return labels
+
+
+def checked(strength: float, samples: int | None = None, labels: str = "true") -> None:
+    """ValueError for options of a penalty that cannot be meant."""
+    finite(0, strength=strength)
+    enough(samples)
+    known_labels(labels)
 
 
 def fisher(

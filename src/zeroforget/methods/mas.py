@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.base import finite
-from zeroforget.methods.importance import Anchored, enough, per_sample_moments, samples_of, squared_norm
+from zeroforget.methods.importance import Anchored, checked, per_sample_moments, samples_of, squared_norm
 from zeroforget.training import Fit
 
 
@@ -24,10 +23,10 @@ class Mas(Anchored):
     tradeoff = "strength"
 
     def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 1.0, samples: int | None = None) -> None:
+        checked(strength, samples)
         super().__init__(net, example)
-        finite(0, strength=strength)
         self.strength = strength
-        self.samples = enough(samples)
+        self.samples = samples
 
     def penalty(self) -> Tensor:
         """λ Σ Ω (θ − θ*)², eq. (3)."""

@@ -14,7 +14,7 @@ from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Overhead, bits
 from zeroforget.methods.ewc import Ewc
-from zeroforget.methods.importance import Batches, sampled_labels, samples_of
+from zeroforget.methods.importance import Batches, checked, sampled_labels, samples_of
 from zeroforget.training import Fit
 from zeroforget.training.seeding import generator
 
@@ -83,6 +83,7 @@ class REwc(Ewc):
         labels: str = "sampled",
         widest: int | None = None,
     ) -> None:
+        checked(strength, samples, labels)
         self.widest = widest
         for layers in _layers(net):
             weight = layers[0].weight

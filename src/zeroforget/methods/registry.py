@@ -9,10 +9,12 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zeroforget.files.mistakes import nearest
@@ -157,3 +159,27 @@ def build(name: str, net: nn.Module, example: Tensor, **chosen: Any) -> Method:
     if not hasattr(made, "specs"):
         raise ValueError(f"{cls.__name__}.__init__ must begin with super().__init__(net, example)")
     return made
+
+
+def check(name: str, **chosen: Any) -> None:
+    """ValueError for options that no network could make good; no network is built.
+
+    The constructor is called with one that nobody may look at, so it gets as far as its own options go.
+    """
+    cls, implied = find(name)
+    with suppress(_Looked):
+        cls(_Unseen(), torch.zeros(2, 1, 8, 8), **(implied | chosen))
+
+
+class _Looked(BaseException):
+    """A constructor came to look at its network."""
+
+
+class _Unseen(nn.Module):
+    def __init__(self) -> None:
+        pass
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return _Unseen
+        raise _Looked

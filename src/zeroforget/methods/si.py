@@ -27,10 +27,10 @@ class Si(Anchored):
     tradeoff = "strength"
 
     def __init__(self, net: nn.Module, example: Tensor, *, strength: float = 0.1, damping: float = 0.1) -> None:
-        super().__init__(net, example)
         if not 0 < damping < math.inf:
             raise ValueError(f"damping must be positive, not {damping}: it keeps the importance finite")
         finite(0, strength=strength)
+        super().__init__(net, example)
         self.strength = strength
         self.damping = damping
         self.path = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})

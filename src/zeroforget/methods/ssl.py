@@ -43,10 +43,10 @@ class Ssl(Mas):
         sparsity: float = 1e-6,
         reach: float = 1 / 6,
     ) -> None:
-        super().__init__(net, example, strength=strength, samples=samples)
         finite(0, sparsity=sparsity)
         if not 0 < reach < math.inf:
             raise ValueError(f"reach must be positive, not {reach}")
+        super().__init__(net, example, strength=strength, samples=samples)
         self.sparsity = sparsity
         self.reach = reach
         with torch.no_grad(), in_eval(net), Watch() as seen:

@@ -11,7 +11,7 @@ from torch import nn
 
 from zeroforget.axes.find import Axes, CannotGrow
 from zeroforget.axes.plain_modules import plain_layout
-from zeroforget.growing.growth import is_share, limits_of
+from zeroforget.growing.growth import GrowthLimits, is_share, limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import Rank
 from zeroforget.proving.input_checks import one_input_and_output, taking
@@ -60,7 +60,7 @@ def grow(
         CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
         ValueError: an argument is out of range.
     """
-    check_growth(start, fn, bridge, unknown)
+    check_growth(start, fn, bridge, unknown, unit, align)
     if isinstance(keep, str):
         raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
     net, example = one_input_and_output(net, example, output)
@@ -88,7 +88,7 @@ def grow(
     return grown
 
 
-def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
+def check_growth(start: float, fn: str, bridge: str, unknown: str, unit: str, align: int) -> None:
     """ValueError for arguments that are out of range."""
     if not is_share(start) or not 0 < start <= 1:
         raise ValueError(f"start is a share of the full network, above 0 and at most 1, not {start!r}")
@@ -98,6 +98,7 @@ def check_growth(start: float, fn: str, bridge: str, unknown: str) -> None:
         raise ValueError(f"bridge is 'zero' or 'random', not '{bridge}'")
     if unknown not in {"refuse", "keep"}:
         raise ValueError(f"unknown is 'refuse' or 'keep', not '{unknown}'")
+    GrowthLimits({}, lambda widths: 0.0, unit=unit, align=align)  # checks these two, with no network yet
 
 
 def _warn_of_idle(unread: Collection[str], cut_off: Collection[str]) -> None:

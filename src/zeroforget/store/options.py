@@ -100,10 +100,10 @@ class Options:
             raise ModelError("frozen keeps weights that training starts from, and pretrained=False starts from none")
         if isinstance(self.growth, str):
             object.__setattr__(self, "growth", _growth(self.growth))
-        for name, low, high, what in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise BadOption(name, f"is {what.format(low=low, high=high)}, not {value}")
+        self._within("size", "from", 4, MOST_PIXELS, " pixels")
+        self._within("shift", "from", 0, MOST_PIXELS, " pixels")
+        self._within("align", "from", 1, MOST_ALIGN, " features")
+        self._within("seed", "a whole number from", 0, MOST_SEED)
         if not 0 < self.held_out < 1:
             raise BadOption("held_out", f"is a share of each class, between 0 and 1, not {self.held_out}")
         if not 0 < self.selection < 1:
@@ -117,6 +117,11 @@ class Options:
         if not self.growths or any(not 0 <= g <= 4 for g in self.growths):
             raise BadOption("growth", f"is a share of the network, from 0 to 4, not {self.growth}")
         self.regime()  # its own mistakes are found here, before any picture is read
+
+    def _within(self, name: str, what: str, low: int, high: int, unit: str = "") -> None:
+        value = getattr(self, name)
+        if value is not None and not low <= value <= high:
+            raise BadOption(name, f"is {what} {low} to {high}{unit}, not {value}")
 
     def _plain_numbers(self) -> None:
         """The same number is the same text on disk, be it given as 1, 1.0 or numpy's."""
@@ -158,14 +163,6 @@ class Options:
             device=self.device,
             precision=self.precision,
         )
-
-
-_RANGES: tuple[tuple[str, int, int, str], ...] = (
-    ("size", 4, MOST_PIXELS, "from {low} to {high} pixels"),
-    ("shift", 0, MOST_PIXELS, "from {low} to {high} pixels"),
-    ("align", 1, MOST_ALIGN, "from {low} to {high} features"),
-    ("seed", 0, MOST_SEED, "a whole number from {low} to {high}"),
-)
 
 
 def described() -> Iterator[tuple[Field[Any], Any]]:
