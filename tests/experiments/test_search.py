@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.experiments.helpers import Exploding, Pulled, three_digits, tiny_net, write_toml
-from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import read_log
 from zeroforget.experiments.runner import run
 from zeroforget.experiments.search import Search, SearchSettings, carried
@@ -149,7 +149,7 @@ def test_a_search_in_one_task_serves_the_later_ones_too_even_after_a_kill(tmp_pa
         pass
 
     class Killer(Watch):
-        def task_done(self, config: object, record: dict[str, object]) -> None:
+        def task_done(self, config: RunConfig, record: dict[str, object]) -> None:
             if record["index"] == 1 and config.choice.label == "pulled":
                 raise Killed
 

@@ -18,6 +18,8 @@ from zeroforget.proving.adopt import adopt
 class Own(nn.Module):
     """A parameter and a buffer of its own, both of which grow."""
 
+    seen: Tensor
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.rand(width))

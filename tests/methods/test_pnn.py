@@ -141,7 +141,7 @@ def test_answers_have_no_gradient() -> None:
 
 
 def test_scalars_of_laterals_start_small_and_differ() -> None:
-    scales = torch.cat([lateral.scale.detach() for lateral in grown(3).laterals[2]])  # type: ignore[union-attr]
+    scales = torch.cat([lateral.scale.detach() for lateral in grown(3).laterals[2].children()])  # type: ignore[union-attr]
     assert len(scales.unique()) == len(scales)
     assert 0 <= float(scales.min()) < float(scales.max()) <= SMALL
 

@@ -119,7 +119,7 @@ def test_resnet_keeps_the_pixels_of_small_images() -> None:
 def test_vgg_tiny_is_vgg_without_three_convolutions_and_a_pool() -> None:
     def kinds(name: str) -> list[type[nn.Module]]:
         with torch.device("meta"):
-            return [type(m) for m in nets.build(name, (3, 64, 64)).get_submodule("convolutions")]
+            return [type(m) for m in nets.build(name, (3, 64, 64)).get_submodule("convolutions").children()]
 
     assert kinds("vgg16")[: len(kinds("vgg16-tiny"))] == kinds("vgg16-tiny")
     dropped = kinds("vgg16")[len(kinds("vgg16-tiny")) :]

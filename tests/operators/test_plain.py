@@ -265,7 +265,7 @@ def test_gradients_of_shortcuts_are_right_channels_last_too(data: st.DataObject)
     g = torch.randn(out.shape, generator=draws)
     out.backward(g.double())
     layout = torch.channels_last if dims == 2 and data.draw(st.booleans()) else torch.preserve_format
-    found = weight_gradient(*(t.clone(memory_format=layout) for t in (g, x, weight)), geometry)
+    found = weight_gradient(*(t.clone(memory_format=layout) for t in (g, x, weight)), geometry)  # type: ignore[call-arg]
     torch.testing.assert_close(found.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 

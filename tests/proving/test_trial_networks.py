@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.proving.patterns import PATTERNS
-from zeroforget.axes.find import CannotGrow, find_axes
+from zeroforget.axes.find import Axes, CannotGrow, find_axes
 from zeroforget.axes.plain_modules import narrowed
 from zeroforget.proving import trial_networks as subject
 from zeroforget.proving.prove import proven_axes
@@ -59,7 +59,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "LARGE", 0)
 
 
-def _axes(plain: nn.Module, x: Tensor) -> subject.Axes:
+def _axes(plain: nn.Module, x: Tensor) -> Axes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return proven_axes(plain, x)

@@ -183,7 +183,7 @@ def test_the_same_trouble_is_logged_once(garden: Path, caplog: pytest.LogCapture
 def verify_often(served: Catalog) -> int:
     """Let it verify three times at least."""
     seen = list[object]()
-    real = catalog.verify
+    real = verify
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(catalog, "verify", lambda *given: (seen.append(given), real(*given))[1])
         served.start()

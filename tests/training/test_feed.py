@@ -95,7 +95,7 @@ def task(folder: Any = None, name: str = "t") -> Task:
         np.save(folder / f"{name}.npy", x.numpy())
         x = torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c"))
     parts = [Split(x, y[rows], rows) for rows in torch.arange(150).split([101, 30, 19])]
-    return Task(name, ("a", "b", "c"), *parts, Preparation((0.4,), (0.3,), pad=1, flip=True))
+    return Task(name, ("a", "b", "c"), *parts, Preparation((0.4,), (0.3,), pad=1, flip=True))  # type: ignore[call-arg]
 
 
 def method(cls: type) -> Any:

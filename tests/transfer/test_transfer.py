@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,7 +119,12 @@ def test_contestants_leave_the_first_task_alone_and_learn(
     assert torch.equal(net(x, 0), expected)
     regime = Regime(optimizer="adamw", lr=0.03, epochs=10, batch_size=8)
     monkeypatch.setattr(transfer_contestants, "fresh", small)
-    contestants = [Growing(net, 0.0), Growing(net, 0.2), Copying(classifier), Adapting(classifier, 2, "growth 20 %")]
+    contestants: list[Any] = [
+        Growing(net, 0.0),
+        Growing(net, 0.2),
+        Copying(classifier),
+        Adapting(classifier, 2, "growth 20 %"),
+    ]
     for contestant in [*contestants, FromScratch(classifier, SHAPE, WIDTH)]:
         for name in ("two", "three"):
             task = made_up(name)
