@@ -21,8 +21,8 @@ from typing import Any
 
 from zeroforget.growing.growth import smallest_within
 from zeroforget.methods.growth_search import standing, turns
+from zeroforget.progress import Epoch
 from zeroforget.training import FitLog
-from zeroforget.training.log import Epoch
 
 MARGINS = (0.001, 0.015, 0.03)
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zeroforget"
 
 LAYERS = [
-    {"files", "_version"},
+    {"files", "progress", "_version"},
     {"operators", "nets", "data"},
     {"axes"},
     {"growing"},

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from tests.experiments.helpers import results, write_toml
 from tests.experiments.report_runs import study
 from zeroforget.cli import app
-from zeroforget.experiments.display import Lines, Live
+from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.runner import run
 from zeroforget.experiments.watch import TensorBoard
+from zeroforget.progress import Epoch
 from zeroforget.training import Progress
-from zeroforget.training.log import Epoch
 
 
 def zeroforget(*words: object) -> str:
@@ -251,7 +251,7 @@ def test_a_terminal_sees_bars(tmp_path: Path) -> None:
     console = Console(file=screen, force_terminal=True, width=120)
     # Long enough for a screen that is drawn a few times a second.
     experiment = Experiment.load(write_toml(tmp_path, epochs=100), methods=["pulled"])
-    with Live(console, 1) as watch:
+    with ExperimentDisplay(console, 1) as watch:
         watch.loading("pictures", 3, 10)
         run(experiment, tmp_path / "out", watch=watch)
         run(experiment, tmp_path / "out", watch=watch)
@@ -262,23 +262,23 @@ def test_a_terminal_sees_bars(tmp_path: Path) -> None:
     assert "finished before" in shown
 
 
-@pytest.mark.parametrize("kind", [Live, Lines])
-def test_runs_at_the_same_time_are_told_apart(kind: type[Lines], tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_runs_at_the_same_time_are_told_apart(terminal: bool, tmp_path: Path) -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=kind is Live, width=160)
+    console = Console(file=screen, force_terminal=terminal, width=160)
     one, two, three = Experiment.load(write_toml(tmp_path), methods=["pulled"], seeds=[0, 1, 2]).runs()
     epoch = Epoch(0, 0.1, 0.5, 0.5, 0.75, 1.0)
     tried = {"growth": 0.05, "search": [{"growth": 0.0}, {"growth": 0.05}]}
     record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0, "log": {"notes": tried}}
-    with kind(console, 3, 2) as watch:
+    with ExperimentDisplay(console, 3, 2) as watch:
         watch.notice("a word")
         watch.loading("pictures", 3, 10)
         for config in (one, two):
             watch.run_begins(config, ["a", "b"], 0)
             watch.running[config.folder].told = 0.0
-        watch.progress(one, Progress("a", 0, 0, 1, 4, 2, 4, 0.1, epoch), None)
+        watch.progress(one, Progress("a", 0, 0, *((1, 4, 2) if terminal else (0, 4, 4)), 4, 0.1, epoch), None)
         watch.progress(two, Progress("a", 0, 0, 0, 4, 2, 4, 0.1, None), "lr-0.1")
-        if isinstance(watch, Live):
+        if watch.bars is not None:
             watch.bars.refresh()
             assert watch.bars.tasks[0].completed == (1.5 / 4 + 0.5 / 4) / 2  # of three runs with two tasks each
         watch.task_done(two, record)
@@ -292,26 +292,28 @@ def test_runs_at_the_same_time_are_told_apart(kind: type[Lines], tmp_path: Path)
     assert f"  {title}, seed 1: task 1/2 a: 50.0 %, average 50.0 %, grown by 5 % (0, 5 tried), 1.0 s" in shown
     assert f"[3/3] {title}, seed 2, going on after 1 of 2 tasks" in shown
     assert f"[2/3] {title}, seed 0 failed: its process was killed" in shown
-    assert "epoch 2/4 loss 0.500 accuracy 75.0 %" in shown
-    if kind is Live:
+    if terminal:
+        assert "epoch 2/4, loss 0.500, accuracy 75.0 %" in shown
         assert "0/3 runs done" in shown
         assert f"{title}, seed 0 · task 1/2" in shown
         assert f"{title}, seed 1 · task 1/2 · lr-0.1" in shown
+    else:
+        assert f"    {title}, seed 0: task 1/2, epoch 1/4: loss 0.500, accuracy 75.0 %" in shown
 
 
 def test_lines_say_how_long_it_takes_yet_what_is_kept_and_what_was_lost(tmp_path: Path) -> None:
     screen = io.StringIO()
     (config,) = Experiment.load(write_toml(tmp_path), methods=["pulled"]).runs()
-    watch = Lines(Console(file=screen, width=160), 1, pause=0.0)
+    watch = ExperimentDisplay(Console(file=screen, width=160), 1)
     watch.run_begins(config, ["a", "b", "c"], 1)
-    watch.progress(config, Progress("b", 1, 0, 1, 4, 2, 4, 0.1, Epoch(0, 0.1, 0.5, 0.5, 0.75, 10.0)), "lr-0.1")
+    watch.progress(config, Progress("b", 1, 0, 1, 4, 4, 4, 0.1, Epoch(1, 0.1, 0.5, 0.5, 0.75, 10.0)), "lr-0.1")
     record = {"index": 2, "name": "c", "accuracy": [0.5, 0.7, 0.9], "unchanged": [False, True, True], "seconds": 1.0}
     for value in (None, 0.25):  # without a trade-off only the learning rate is searched
         searched = {"hyperparameters": {"option": None if value is None else "strength", "value": value}}
         watch.task_done(config, record | {"log": {"notes": searched}})
     watch.run_done(config, results(accuracy=[[0.9], [0.6, 0.8], [0.7, 0.9, 0.8]]), False)
     assert screen.getvalue().splitlines()[1:] == [
-        "    task 2/3 lr-0.1: epoch 2/4 loss 0.500 accuracy 75.0 %, at most 25 s left for it",
+        "    task 2/3 lr-0.1, epoch 2/4: loss 0.500, accuracy 75.0 %; at most 20 s left",
         "  task 3/3 c: 90.0 %, average 70.0 %, 1 of 2 earlier ones bit-equal, 1.0 s",
         "  task 3/3 c: 90.0 %, average 70.0 %, 1 of 2 earlier ones bit-equal, strength 0.25 found, 1.0 s",
         "  average 80.0 %, most forgotten -20.0",

@@ -22,7 +22,7 @@ from zeroforget.cli import adopt as adopt_module
 from zeroforget.cli import app
 from zeroforget.cli import model as model_module
 from zeroforget.cli.methods import _megabytes
-from zeroforget.cli.model import _adds, _Lines
+from zeroforget.cli.model import _adds
 from zeroforget.cli.networks import _size
 from zeroforget.experiments import runner
 from zeroforget.experiments.experiment import Experiment
@@ -30,8 +30,6 @@ from zeroforget.store import Model, Options, adoption, open_model
 from zeroforget.store.assembly import Addition
 from zeroforget.store.options import described
 from zeroforget.store.writing import locked
-from zeroforget.training import Progress
-from zeroforget.training.log import Epoch
 
 
 @pytest.fixture(scope="module")
@@ -200,15 +198,6 @@ def test_classes_of_a_picture_are_numbered_from_the_best(pair: Path) -> None:
     rows = [line.split(",") for line in output.splitlines()[1:]]
     assert [row[2] for row in rows] == ["1", "2"]
     assert float(rows[0][4]) > float(rows[1][4])
-
-
-def test_lines_of_a_training_tell_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    epoch = Epoch(0, 0.1, 0.5, 0.6, 0.75, 10.0)
-    _Lines(pause=-1.0).training(Progress("b", 1, 0, 1, 4, 2, 4, 0.1, epoch))
-    assert capsys.readouterr().out == "  epoch 2/4, loss 0.500, selection 75.0 %; at most 30 s left\n"
-    _Lines(pause=60.0).training(Progress("b", 1, 0, 1, 4, 2, 4, 0.1, epoch))
-    _Lines(pause=-1.0).training(Progress("b", 1, 0, 0, 4, 2, 4, 0.1, None))
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

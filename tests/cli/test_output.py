@@ -14,16 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.progress import Progress as Bars
 
 from tests.cli.tutorial import run
 from tests.store.helpers import QUICK, write_digits
 from zeroforget.cli.app import LAB, MODEL
-from zeroforget.cli.model import _Live
 from zeroforget.files.signs import has_hidden
 from zeroforget.store import Model, open_model
-from zeroforget.training import Progress
 
 ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]
 
@@ -190,18 +186,6 @@ def test_a_task_that_was_not_learned_is_doubted(garden: Path, tmp_path: Path) ->
     assert told.returncode == 0
     assert told.stderr.startswith("warning: not clearly better than to answer always the same (50.0 %)")
     assert "zeroforget undo" in told.stderr
-
-
-def test_candidates_that_train_at_the_same_time_all_have_a_row_that_moves() -> None:
-    bars = Bars(console=Console(file=io.StringIO()))
-    live = _Live(bars)
-    for epoch in (0, 1):
-        live.drawn.clear()  # as if time had passed
-        for phase in range(3):
-            for step in (1, 2):  # the second comes too soon to be drawn
-                live.training(Progress("t", 1, phase, epoch, 4, step, 2, 0.1, None))
-    rows = [bars.tasks[live.rows[name]] for name in ("training", "training 2", "training 3")]
-    assert [row.completed for row in rows] == [1.5, 1.5, 1.5]
 
 
 SIGNS = "\x1b]0;owned\x07\x9b2J\u202eevil\x7f"

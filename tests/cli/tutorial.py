@@ -36,10 +36,15 @@ def run(command: str) -> tuple[str, int]:
         raise ValueError(f"the tutorial runs zeroforget only, not {program}")
     result = CliRunner().invoke(app, words, catch_exceptions=True)
     if isinstance(result.exception, (ValueError, OSError)):
-        return result.output + f"error: {result.exception}\n", 2
+        return _read(result.output) + f"error: {result.exception}\n", 2
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.output, result.exit_code
+    return _read(result.output), result.exit_code
+
+
+def _read(output: str) -> str:
+    """What is printed, without a line for each epoch: in a terminal these are a bar, which goes when it is full."""
+    return re.sub(r"^  (candidate \d+, )?epoch \d+/.*\n", "", output, flags=re.MULTILINE)
 
 
 def _expanded(word: str) -> list[str]:

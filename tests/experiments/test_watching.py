@@ -12,11 +12,11 @@ from rich.console import Console
 
 from tests.experiments.helpers import results, write_toml
 from zeroforget.experiments import display
-from zeroforget.experiments.display import Lines, Live
+from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.watch import Several, TensorBoard, Watch
+from zeroforget.progress import Epoch
 from zeroforget.training import Progress
-from zeroforget.training.log import Epoch
 
 TITLE = "pulled on tests.experiments.helpers:three_digits, seed"
 
@@ -83,25 +83,25 @@ def test_several_watchers_hear_every_word_as_often_as_the_most_curious_wants(tmp
     assert [each.words for each in heard] == [words] * 3
 
 
-def test_lines_come_no_more_often_than_every_pause(clock: Clock, tmp_path: Path) -> None:
+def test_each_epoch_is_a_line_and_reading_tells_every_ten_seconds(clock: Clock, tmp_path: Path) -> None:
     screen = io.StringIO()
     (config,) = runs(tmp_path)
-    watch = Lines(Console(file=screen, width=40), 1, pause=10.0)
+    watch = ExperimentDisplay(Console(file=screen, width=40), 1)
     for after in (9.0, 1.0, 9.0, 1.0):
         clock.now += after
         watch.loading("pictures", int(clock.now), 3000 if clock.now < 1015 else 0)
     watch.run_begins(config, ["a", "b"], 0)
-    watch.running[config.folder].told = clock.now
-    for after, last in ((9.0, done(0)), (1.0, None), (1.0, done(0)), (9.0, done(1)), (1.0, done(2))):
-        clock.now += after
-        watch.progress(config, at(1, 4, last=last), None)
+    watch.progress(config, at(0, 2), None)
+    watch.progress(config, at(0, 4, last=done(0)), None)
+    watch.progress(config, at(1, 2, last=done(0)), None)
+    watch.progress(config, at(1, 4, last=replace(done(1), loss=0.25)), "lr-0.1")
     watch.run_failed(config, ValueError("[bold]no[/bold] such thing as a line that is too long for it"))
     assert screen.getvalue().splitlines() == [
         "    pictures: 1010 of 3000",
         "    pictures: 1020",
         f"[1/1] {TITLE} 0",
-        "    task 1/2: epoch 2/4 loss 0.500 accuracy 75.0 %, at most 20 s left for it",
-        "    task 1/2: epoch 2/4 loss 0.500 accuracy 75.0 %, at most 20 s left for it",
+        "    task 1/2, epoch 1/4: loss 0.500, accuracy 75.0 %; at most 30 s left",
+        "    task 1/2 lr-0.1, epoch 2/4: loss 0.250, accuracy 75.0 %; at most 20 s left",
         f"[1/1] {TITLE} 0 failed: [bold]no[/bold] such thing as a line that is too long for it",
     ]
 
@@ -109,7 +109,7 @@ def test_lines_come_no_more_often_than_every_pause(clock: Clock, tmp_path: Path)
 def test_runs_that_were_finished_before_are_counted(tmp_path: Path) -> None:
     screen = io.StringIO()
     first, second = runs(tmp_path, 2)
-    watch = Lines(Console(file=screen, width=120), 2)
+    watch = ExperimentDisplay(Console(file=screen, width=120), 2)
     watch.run_done(first, results(), True)
     watch.run_begins(second, ["a", "b"], 0)
     assert [line.partition(",")[0] for line in screen.getvalue().splitlines()] == [
@@ -117,15 +117,16 @@ def test_runs_that_were_finished_before_are_counted(tmp_path: Path) -> None:
     ]
 
 
-def bars(watch: Live) -> list[tuple[str, float, str]]:
+def bars(watch: ExperimentDisplay) -> list[tuple[str, float, str]]:
     """Those that are seen: what they say before them, how far they are, what they say behind."""
+    assert watch.bars is not None
     return [(str(b.description), b.completed, str(b.fields["figures"])) for b in watch.bars.tasks if b.visible]
 
 
 def test_bars_come_move_and_go_with_their_runs(clock: Clock, tmp_path: Path) -> None:
     one, two = runs(tmp_path, 2)
     record = {"index": 0, "name": "a", "accuracy": [0.5], "unchanged": [True], "seconds": 1.0, "log": {"notes": {}}}
-    watch = Live(Console(file=io.StringIO(), force_terminal=True, width=120), 2)
+    watch = ExperimentDisplay(Console(file=io.StringIO(), force_terminal=True, width=120), 2)
     with watch:
         assert bars(watch) == [("experiment", 0, "run 1/2")]
         watch.loading("[b]pictures", 3, 10)
@@ -153,6 +154,7 @@ def test_bars_come_move_and_go_with_their_runs(clock: Clock, tmp_path: Path) -> 
         watch.run_begins(two, ["a", "b"], 0)
         watch.run_failed(two, ValueError("no"))
         assert bars(watch) == [("experiment", 2, "run 2/2")]
+        assert watch.bars is not None
         assert watch.bars.live.is_started
     assert not watch.bars.live.is_started
 
@@ -199,7 +201,7 @@ def candidate(phase: int, epoch: int, step: int, accuracy: float | None) -> Prog
 
 def test_candidates_of_a_search_share_a_bar(clock: Clock, tmp_path: Path) -> None:
     (config,) = runs(tmp_path)
-    watch = Live(Console(file=io.StringIO(), force_terminal=True, width=120), 1)
+    watch = ExperimentDisplay(Console(file=io.StringIO(), force_terminal=True, width=120), 1)
     seen = []
     with watch:
         watch.run_begins(config, ["a", "b"], 1)
@@ -219,19 +221,18 @@ def test_candidates_of_a_search_share_a_bar(clock: Clock, tmp_path: Path) -> Non
         (1.5, "epoch 2/4, 3 candidates 50.0 %"),
         (1.5, "epoch 2/4, 3 candidates 50.0–75.0 %"),
         (2.0, "epoch 2/4, 3 candidates 50.0–75.1 %"),
-        (0.25, "epoch 1/4 loss 0.500 accuracy 75.0 %"),
+        (0.25, "epoch 1/4, loss 0.500, accuracy 75.0 %"),
     ]
 
 
-def test_lines_tell_of_all_candidates_too(clock: Clock, tmp_path: Path) -> None:
+def test_lines_tell_candidates_apart(tmp_path: Path) -> None:
     (config,) = runs(tmp_path)
     screen = io.StringIO()
-    watch = Lines(Console(file=screen, width=120), 1)
+    watch = ExperimentDisplay(Console(file=screen, width=120), 1)
     watch.run_begins(config, ["a", "b"], 1)
-    watch.running[config.folder].told = clock.now
-    watch.progress(config, candidate(4, 1, 4, 0.5), None)  # too soon for a line
-    clock.now += 20
+    watch.progress(config, candidate(4, 1, 4, 0.5), None)
     watch.progress(config, candidate(5, 0, 4, 0.9), None)
     assert screen.getvalue().splitlines()[1:] == [
-        "    task 2/2: epoch 2/4, 3 candidates 50.0–90.0 %, at most 90 s left for it"
+        "    task 2/2, candidate 5, epoch 2/4: loss 0.500, accuracy 50.0 %; at most 60 s left",
+        "    task 2/2, candidate 6, epoch 1/4: loss 0.500, accuracy 90.0 %; at most 90 s left",
     ]

@@ -13,9 +13,9 @@ from tests.methods import helpers
 from zeroforget.data import Split
 from zeroforget.methods import Method, TaskSpec, importance, names
 from zeroforget.methods.phases import joined
+from zeroforget.progress import Epoch
 from zeroforget.training import Fit, FitLog, Progress
 from zeroforget.training.evaluate import batches as batches_of_a_split
-from zeroforget.training.log import Epoch
 
 
 def test_only_the_newest_head_learns_and_the_one_before_does_again_without_it() -> None:

@@ -18,8 +18,9 @@ from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.growth_search import CHANCE, LUCK, QUIET, RECENT, STEADY, TOSSED, TREND, standing, turns
 from zeroforget.methods.tfm import Candidate, Tfm
 from zeroforget.nets import build
+from zeroforget.progress import Epoch
 from zeroforget.training import Fit, FitLog, Progress, Regime
-from zeroforget.training.log import UNFINISHED, Epoch
+from zeroforget.training.log import UNFINISHED
 from zeroforget.training.seeding import generator, seeded
 
 IMAGES = 50

@@ -15,8 +15,8 @@ from tests.training.test_fit import Scripted, method, task
 from zeroforget.data import Preparation
 from zeroforget.methods import TaskSpec
 from zeroforget.methods.finetuning import Finetuning
+from zeroforget.progress import Epoch
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime
-from zeroforget.training.log import Epoch
 from zeroforget.training.seeding import seeded
 
 

@@ -18,8 +18,8 @@ from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.joint import Joint
 from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
+from zeroforget.progress import Epoch
 from zeroforget.training import Fit, FitLog, Progress, Regime
-from zeroforget.training.log import Epoch
 from zeroforget.training.seeding import seeded
 
 

@@ -19,15 +19,13 @@ def demo_command(
     import torch
 
     from zeroforget.experiments import demo
-    from zeroforget.experiments.display import Lines, Live
+    from zeroforget.experiments.display import ExperimentDisplay
     from zeroforget.experiments.formats import terminal
     from zeroforget.experiments.tables import tables
 
     torch.set_num_threads(1)  # for a network this small, handing work to threads takes longer than the work
-    with tempfile.TemporaryDirectory() as folder:
-        watching = Live(console, 2) if console.is_terminal else Lines(console, 2)
-        with watching as watch:
-            finetuning, tfm = demo.learn(Path(folder), watch, seed)
+    with tempfile.TemporaryDirectory() as folder, ExperimentDisplay(console, 2, epochs=False) as watch:
+        finetuning, tfm = demo.learn(Path(folder), watch, seed)
     console.print()
     for table in tables([finetuning, tfm]):
         console.print(terminal(table), soft_wrap=True)

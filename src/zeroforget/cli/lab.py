@@ -11,7 +11,7 @@ from zeroforget.cli.app import LAB, app, as_path, console, errors
 from zeroforget.cli.printing import complain, put, say
 
 if TYPE_CHECKING:
-    from zeroforget.experiments.display import Lines
+    from zeroforget.experiments.display import ExperimentDisplay
     from zeroforget.experiments.results import Results
 
 Runs = Annotated[
@@ -179,7 +179,7 @@ def _numbers(text: str) -> list[int]:
         raise ValueError(f"--seeds wants whole numbers, such as 0,1,2; got '{text}'") from None
 
 
-def _watching(runs: int, parallel: int) -> Lines:
-    from zeroforget.experiments.display import Lines, Live
+def _watching(runs: int, parallel: int) -> ExperimentDisplay:
+    from zeroforget.experiments.display import ExperimentDisplay
 
-    return Live(console, runs, parallel) if console.is_terminal else Lines(console, runs, parallel)
+    return ExperimentDisplay(console, runs, parallel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,15 +25,14 @@ from zeroforget.cli.app import (
     typed,
 )
 from zeroforget.cli.printing import put_json, say, show, shown, table_of
+from zeroforget.progress import TrainingDisplay
 from zeroforget.store.options import with_options
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
     from rich.table import Table
 
     from zeroforget.store import Model, Report, TaskFacts, Watch
     from zeroforget.store.assembly import Addition
-    from zeroforget.training import Progress
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
 DIGITS = 16
@@ -127,21 +125,13 @@ def _stopped(path: Path, model: Model, task: str) -> str:
 
 @contextmanager
 def _watching(wait: bool) -> Iterator[Watch]:
-    """Bars in a terminal, a line now and then elsewhere."""
+    """Bars in a terminal, a line an epoch elsewhere."""
     from zeroforget.store import Watch
 
-    seconds = None if wait else 0.0
-    if not errors.is_terminal:
-        lines = _Lines()
-        yield Watch(say=say, adds=_adds, training=lines.training, wait=seconds)
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"))
-    with Bars(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=errors) as bars:
-        live = _Live(bars)
-        yield Watch(say=say, adds=_adds, decoding=live.decoding, training=live.training, wait=seconds)
+    with TrainingDisplay(errors) as display:
+        yield Watch(
+            say=say, adds=_adds, decoding=display.reading, training=display.training, wait=None if wait else 0.0
+        )
 
 
 def _adds(additions: Sequence[Addition]) -> None:
@@ -155,44 +145,6 @@ def _adds(additions: Sequence[Addition]) -> None:
             if grown
             else "  no new features: a head and its norms"
         )
-
-
-class _Lines:
-    def __init__(self, pause: float = 10.0) -> None:
-        self.pause, self.told = pause, time.monotonic()
-
-    def training(self, progress: Progress) -> None:
-        if progress.last is not None and time.monotonic() - self.told > self.pause:
-            self.told = time.monotonic()
-            left = progress.last.seconds * (progress.epochs - progress.epoch)
-            say(f"  {_figures(progress)}; at most {left:.0f} s left")
-
-
-class _Live:
-    def __init__(self, bars: Bars) -> None:
-        self.bars, self.rows = bars, {"reading": bars.add_task("reading pictures", figures="", visible=False)}
-        self.drawn: dict[str, float] = {}
-
-    def decoding(self, done: int, total: int) -> None:
-        row = self.rows["reading"]
-        self.bars.update(row, completed=done, total=total, visible=done < total, figures=f"{done}/{total}")
-
-    def training(self, progress: Progress) -> None:
-        name, now = f"training{f' {progress.phase + 1}' if progress.phase else ''}", time.monotonic()
-        if now - self.drawn.get(name, 0.0) < 0.1:
-            return
-        self.drawn[name] = now
-        if name not in self.rows:
-            self.rows[name] = self.bars.add_task(name, figures="", total=progress.epochs)
-        done = min(progress.epoch + progress.step / progress.steps, progress.epochs)
-        self.bars.update(self.rows[name], completed=done, figures=_figures(progress))
-
-
-def _figures(progress: Progress) -> str:
-    text = f"epoch {progress.epoch + 1}/{progress.epochs}"
-    if progress.last is not None:
-        text += f", loss {progress.last.loss:.3f}, selection {100 * progress.last.val_accuracy:.1f} %"
-    return text
 
 
 @app.command("tasks", rich_help_panel=MODEL)

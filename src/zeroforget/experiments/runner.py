@@ -22,6 +22,7 @@ from zeroforget.data import Scenario, Task
 from zeroforget.experiments.comparability import SETUP
 from zeroforget.experiments.data_facts import describe
 from zeroforget.experiments.disk import room_for
+from zeroforget.experiments.display import watching
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
 from zeroforget.experiments.operations import CountingFit, of_an_answer
@@ -33,6 +34,7 @@ from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_rec
 from zeroforget.experiments.watch import Watch
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
+from zeroforget.progress import Show
 from zeroforget.training import Diverged, FitLog, Progress, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
 from zeroforget.training.seeding import seeded
@@ -61,12 +63,16 @@ def run(
     data_root: Path | None = None,
     watch: Watch | None = None,
     parallel: int = 1,
+    progress: Show = None,
 ) -> list[Results]:
     """Every run of the experiment below `out`; those that are finished are read, those begun go on.
 
-    With `parallel`, so many at the same time, each in a process of its own.
+    With `parallel`, so many at the same time, each in a process of its own. `progress` is True to show it, False to
+    hide it, or a function; by default it is shown in a terminal and in a notebook. A `watch` hears of it instead.
     """
-    watch = watch or Watch()
+    if watch is None:
+        with watching(progress, len(experiment.runs()), parallel) as display:
+            return run(experiment, out, data_root=data_root, watch=display, parallel=parallel)
     root = data_root or experiment.data_root
     if parallel < 1:
         raise ValueError(f"parallel is how many runs to train at the same time, so at least 1, not {parallel}")

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from zeroforget.progress import Epoch
 from zeroforget.training import FitLog
-from zeroforget.training.log import Epoch
 
 STEADY, CHANCE, LUCK = 0.1, 3.0, 1.5
 TOSSED, TREND, QUIET, RECENT = 8.0, 2.0, 1.0, 10

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork
+from zeroforget.progress import Show, showing
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
@@ -309,11 +310,20 @@ class Model:
         task: str,
         *,
         options: Options | None = None,
+        progress: Show = None,
         watch: Watch | None = None,
         **chosen: Any,
     ) -> TaskFacts:
-        """Learn a task from a folder of class folders. What is `chosen` are fields of `Options`, or give `options`."""
-        facts = learn(self.path, as_path(pictures), task, options or Options.of(**chosen), watch or Watch())
+        """Learn a task from a folder of class folders. What is `chosen` are fields of `Options`, or give `options`.
+
+        `progress` is True to show it, False to hide it, or a function that is told of it; by default it is shown in a
+        terminal and in a notebook. Who gives a `watch` hears of it there instead.
+        """
+        if watch is not None and progress is not None:
+            raise ModelError("give learn progress or watch, not both: a watch hears of progress by itself")
+        wanted = options or Options.of(**chosen)
+        with showing(False if watch else progress) as told:
+            facts = learn(self.path, as_path(pictures), task, wanted, watch or Watch(training=told))
         self.refresh()
         return facts
 

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.operators.recorded import RecordedStep, backward, ways
+from zeroforget.progress import Epoch, Progress
 from zeroforget.training.checkpoint import PAUSE, Later, PhaseFile, restore_optimizer
 from zeroforget.training.clip import clip
 from zeroforget.training.feed import Feed, batch_sizes, feeds
 from zeroforget.training.learner import Diverged, Learner, check_loss, copied, diverged, not_one_image, restore
-from zeroforget.training.log import UNFINISHED, Epoch, FitLog, Progress, Reporter
+from zeroforget.training.log import UNFINISHED, FitLog, Reporter
 from zeroforget.training.mixing import mix
 from zeroforget.training.phases import Phases
 from zeroforget.training.regime import Regime

@@ -1,4 +1,4 @@
-"""What is known of a training: an epoch, all of them, and where it stands just now."""
+"""What is written down of a training: its epochs, and which one's weights were kept."""
 
 from __future__ import annotations
 
@@ -8,20 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from zeroforget.progress import Epoch, Progress
+
 UNFINISHED = "its turn did not come again"
 """Why a learner of a race stopped that others decided."""
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One line of the log."""
-
-    epoch: int
-    lr: float
-    loss: float
-    val_loss: float
-    val_accuracy: float
-    seconds: float
 
 
 @dataclass
@@ -73,23 +63,6 @@ class FitLog:
     def from_dict(values: dict[str, Any]) -> FitLog:
         """The inverse of `to_dict`."""
         return FitLog(**(values | {"epochs": [Epoch(**e) for e in values["epochs"]]}))
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands, several times a second."""
-
-    task: str
-    index: int
-    phase: int
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    lr: float
-    last: Epoch | None
-    abreast: int = 1
-    """How many learn the task side by side, this being one of them: candidates of a search."""
 
 
 @dataclass
