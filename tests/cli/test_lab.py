@@ -19,8 +19,8 @@ from tests.experiments.report_runs import study
 from zeroforget.cli import app
 from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.observers import TensorBoard
 from zeroforget.experiments.runner import run
-from zeroforget.experiments.watch import TensorBoard
 from zeroforget.progress import Epoch
 from zeroforget.training import Progress
 

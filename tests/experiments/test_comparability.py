@@ -15,12 +15,12 @@ from zeroforget.experiments import comparability as alike
 from zeroforget.experiments import formats
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import OtherConfiguration
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.report import grouping as gather
 from zeroforget.experiments.report.page import page
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import run
 from zeroforget.experiments.tables import averages, cost_tables, costs, tables
-from zeroforget.experiments.watch import Watch
 
 SETUP: dict[str, Any] = {"method": "ewc", "scenario": {"name": "digits/5"}, "search": {"enabled": False}}
 
@@ -121,7 +121,7 @@ def test_data_that_are_not_there_are_met_before_anything_is_trained(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-class Notices(Watch):
+class Notices(Observer):
     def __init__(self) -> None:
         self.said: list[str] = []
 

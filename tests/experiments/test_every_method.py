@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from zeroforget.experiments.experiment import Experiment, RunConfig
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.runner import run
-from zeroforget.experiments.watch import Watch
 from zeroforget.methods import registry
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Progress
@@ -23,7 +23,7 @@ class Interrupted(BaseException):
     """As abrupt as Ctrl-C."""
 
 
-class StopTwice(Watch):
+class StopTwice(Observer):
     """Stops after the first task; then, started again, in the middle of the second."""
 
     every = 0.0

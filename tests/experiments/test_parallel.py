@@ -18,10 +18,10 @@ import torch
 from tests.experiments.helpers import write_toml
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import OtherConfiguration, read_log
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.parallel import _cause
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, run
-from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method
 from zeroforget.training import Progress
 
@@ -51,7 +51,7 @@ class Broken(Method):
         raise RuntimeError("a mistake in a method")
 
 
-class Seen(Watch):
+class Seen(Observer):
     """Writes down what happens to which run, and who was under way together."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Stop(BaseException):
     """As abrupt as Ctrl-C."""
 
 
-class StopAfter(Watch):
+class StopAfter(Observer):
     """Raises once so many tasks are learned and somebody is learning another."""
 
     def __init__(self, tasks: int) -> None:

@@ -18,7 +18,7 @@ from tests.experiments.helpers import results, write_toml
 from tests.experiments.test_watching import Heard
 from zeroforget.experiments import parallel
 from zeroforget.experiments.experiment import Experiment, RunConfig
-from zeroforget.experiments.watch import Watch
+from zeroforget.experiments.observers import Observer
 
 Said = tuple[Any, ...]
 
@@ -98,7 +98,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         mouth.close()
 
 
-def work(config: RunConfig, watch: Watch) -> object:
+def work(config: RunConfig, watch: Observer) -> object:
     raise AssertionError("nobody is to do it here")
 
 
@@ -114,7 +114,7 @@ def work(config: RunConfig, watch: Watch) -> object:
 def test_what_is_no_mistake_in_the_code_is_told_in_a_line(
     error: Exception, said: str, configs: list[RunConfig], pipe: tuple[Connection, Connection]
 ) -> None:
-    def fails(config: RunConfig, watch: Watch) -> None:
+    def fails(config: RunConfig, watch: Observer) -> None:
         raise error
 
     parallel._work(fails, configs[0], pipe[1])
@@ -125,7 +125,7 @@ def test_what_is_no_mistake_in_the_code_is_told_in_a_line(
 def test_what_is_a_mistake_or_says_nothing_comes_with_its_traceback(
     error: Exception, configs: list[RunConfig], pipe: tuple[Connection, Connection]
 ) -> None:
-    def fails(config: RunConfig, watch: Watch) -> None:
+    def fails(config: RunConfig, watch: Observer) -> None:
         raise error
 
     parallel._work(fails, configs[0], pipe[1])
@@ -136,7 +136,7 @@ def test_what_is_a_mistake_or_says_nothing_comes_with_its_traceback(
 
 
 def test_who_is_not_heard_any_more_ends_quietly(configs: list[RunConfig], pipe: tuple[Connection, Connection]) -> None:
-    def speaks(config: RunConfig, watch: Watch) -> None:
+    def speaks(config: RunConfig, watch: Observer) -> None:
         watch.loading("pictures", 1, 2)
 
     pipe[0].close()
@@ -198,7 +198,7 @@ def test_outcomes_stand_in_the_order_of_the_runs_whoever_ends_first(configs: lis
     """The second ends at once and makes room for the third, which dies; the first ends last."""
     order = []
 
-    class Releasing(Watch):
+    class Releasing(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
             if config.seed == 1:
                 started.end(1, ("done", results(seed=1)))
@@ -233,7 +233,7 @@ def test_processes_share_the_cores(
     started: Started,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Ending(Watch):
+    class Ending(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
             started.end(config.seed, ("failed", "no"))
 
@@ -247,7 +247,7 @@ def test_processes_share_the_cores(
 def test_however_it_ends_processes_are_asked_then_killed_and_waited_for(
     configs: list[RunConfig], started: Started
 ) -> None:
-    class Stopping(Watch):
+    class Stopping(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
             raise KeyboardInterrupt
 
@@ -262,7 +262,7 @@ def test_however_it_ends_processes_are_asked_then_killed_and_waited_for(
 def test_a_watcher_that_fails_ends_them_all(configs: list[RunConfig], started: Started) -> None:
     """Else the process would wait to be heard, and everybody for it."""
 
-    class Full(Watch):
+    class Full(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
             raise OSError("no space left on the disk of the log")
 
@@ -288,7 +288,7 @@ def test_inside_a_request_to_end_unwinds_and_afterwards_it_means_what_it_did() -
 def test_another_thread_runs_them_too(configs: list[RunConfig], started: Started) -> None:
     """Python lets signals be handled in the main one alone."""
 
-    class Ending(Watch):
+    class Ending(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
             started.end(config.seed, ("failed", "no"))
 

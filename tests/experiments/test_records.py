@@ -16,9 +16,9 @@ from tests.experiments.test_runner import Count, Interrupted
 from zeroforget.data import Scenario, Split, Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import RunFolder, read_log
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.results import load_runs
 from zeroforget.experiments.runner import Failed, run
-from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method
 from zeroforget.training import Progress
 from zeroforget.training.evaluate import Predictor
@@ -70,7 +70,7 @@ def misleading() -> Scenario:
     )
 
 
-class StopAfter(Watch):
+class StopAfter(Observer):
     """Raises when a task is done, and keeps how a run that goes on is announced."""
 
     def __init__(self, task: int) -> None:
@@ -133,7 +133,7 @@ def test_every_task_is_searched_anew_from_the_trade_off_that_is_in_force(tmp_pat
     assert noted["trials"][2]["value"] == 1.0  # the signature's own
 
 
-class Trials(Watch):
+class Trials(Observer):
     """Keeps which trials are trained, and stops in the first epoch of one."""
 
     every = 0.0

@@ -22,11 +22,11 @@ from tests.experiments.helpers import Drawing, Pulled, three_digits, tiny_net, w
 from zeroforget.data import Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.resolve import NamedPart
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, _Data, run
 from zeroforget.experiments.state import load_method, load_tensors, save_task
-from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.joint import Joint
 from zeroforget.training import Fit, FitLog, Progress
@@ -38,7 +38,7 @@ class Interrupted(BaseException):
     """As abrupt as Ctrl-C."""
 
 
-class StopAt(Watch):
+class StopAt(Observer):
     """Raises at the n-th report of progress."""
 
     every = 0.0
@@ -52,7 +52,7 @@ class StopAt(Watch):
             raise Interrupted
 
 
-class Count(Watch):
+class Count(Observer):
     """Counts what happens."""
 
     every = 0.0
@@ -320,7 +320,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_every_scenario_of_an_experiment_is_read(tmp_path: Path) -> None:
-    data = _Data(None, Watch())
+    data = _Data(None, Observer())
     few, many = (NamedPart("tests.experiments.helpers:three_digits", {"tasks": tasks}) for tasks in (1, 2))
     assert [len(data(part).tasks) for part in (few, many, many, few)] == [1, 2, 2, 1]
     assert data(few) is data(few)
@@ -367,7 +367,7 @@ def test_a_log_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
 # Killed for real ---------------------------------------------------------------------------------------------------
 
 
-class Tell(Watch):
+class Tell(Observer):
     """Tells another process of every report; after the last one that it may give, it waits for its end."""
 
     every = 0.0

@@ -10,9 +10,9 @@ import torch
 from tests.experiments.helpers import Exploding, Pulled, three_digits, tiny_net, write_toml
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import read_log
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.runner import run
 from zeroforget.experiments.search import Search, SearchSettings, carried
-from zeroforget.experiments.watch import Watch
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.training import Diverged, Fit, FitLog, Regime, accuracy
 from zeroforget.training.seeding import seeded
@@ -148,7 +148,7 @@ def test_a_search_in_one_task_serves_the_later_ones_too_even_after_a_kill(tmp_pa
     class Killed(BaseException):
         pass
 
-    class Killer(Watch):
+    class Killer(Observer):
         def task_done(self, config: RunConfig, record: dict[str, object]) -> None:
             if record["index"] == 1 and config.choice.label == "pulled":
                 raise Killed

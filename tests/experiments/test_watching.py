@@ -14,7 +14,7 @@ from tests.experiments.helpers import results, write_toml
 from zeroforget.experiments import display
 from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment, RunConfig
-from zeroforget.experiments.watch import Several, TensorBoard, Watch
+from zeroforget.experiments.observers import Observer, Several, TensorBoard
 from zeroforget.progress import Epoch
 from zeroforget.training import Progress
 
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-class Heard(Watch):
+class Heard(Observer):
     """Writes down every word."""
 
     def __init__(self, every: float) -> None:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zeroforget.methods.activity import Watch
+from zeroforget.methods.activity import Activity
 
 FLAT, MAPS = torch.randn(4, 6), torch.randn(4, 3, 5, 5)
 
 
 def hidden(run: Callable[[], object]) -> list[Tensor]:
     """What a ReLU leaves of the layers that run."""
-    with Watch() as seen:
+    with Activity() as seen:
         run()
     return seen.hidden()
 
@@ -83,7 +83,7 @@ def test_layers_are_seen_that_are_called_by_the_names_of_their_arguments() -> No
 )
 def test_a_result_is_found_as_it_was_before_dropout(dropout: nn.Module) -> None:
     before = torch.relu(FLAT)
-    with Watch() as seen:
+    with Activity() as seen:
         out = dropout(before)
         other = out + 1
     assert seen.before_dropout(out) is before

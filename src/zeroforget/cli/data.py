@@ -13,7 +13,7 @@ from zeroforget.cli.app import LAB, app, as_path, console, errors
 from zeroforget.cli.printing import say, shown
 
 if TYPE_CHECKING:
-    from zeroforget.data import Plan, Progress
+    from zeroforget.data import OnRead, Plan
     from zeroforget.data.sources import Source
 
 DataRoot = Annotated[
@@ -22,7 +22,7 @@ DataRoot = Annotated[
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
+def progress_bars() -> Iterator[OnRead]:
     """Bars on the terminal for downloads, unpacking and decoding; a sentence without a count is printed as a line."""
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

@@ -40,8 +40,8 @@ def run_command(
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
     from zeroforget.experiments.experiment import Experiment, foreign_code
+    from zeroforget.experiments.observers import Several, TensorBoard
     from zeroforget.experiments.runner import Failed, run
-    from zeroforget.experiments.watch import Several, TensorBoard
 
     if named := foreign_code(file):
         text = f"{file} lies outside of this folder and names code, which is run: {', '.join(named)}"

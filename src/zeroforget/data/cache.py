@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zeroforget.data.collection import DataError, Listing, Progress, Treatment
+from zeroforget.data.collection import DataError, Listing, OnRead, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
 from zeroforget.data.places import cache_folder
 from zeroforget.files.atomic import place, sync_file
@@ -34,7 +34,7 @@ SUM = "sha256"
 
 
 def decoded(
-    name: str, listing: Listing, treatment: Treatment, progress: Progress | None = None, *, official: bool = True
+    name: str, listing: Listing, treatment: Treatment, progress: OnRead | None = None, *, official: bool = True
 ) -> Tensor:
     """The images of a listing as bytes `(count, 3, size, size)`, decoded now or long ago.
 
@@ -106,7 +106,7 @@ def _clear(entry: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progress: Progress | None) -> None:
+def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progress: OnRead | None) -> None:
     shape = (len(listing.files), 3, treatment.size, treatment.size)
     _enough_space(entry.parent, name, int(np.prod(shape, dtype=np.int64)))
     aside = Path(tempfile.mkdtemp(prefix=f"{entry.name}.part-", dir=entry.parent))
@@ -127,7 +127,7 @@ def _write(entry: Path, name: str, listing: Listing, treatment: Treatment, progr
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _fill(path: Path, name: str, listing: Listing, treatment: Treatment, progress: Progress | None) -> None:
+def _fill(path: Path, name: str, listing: Listing, treatment: Treatment, progress: OnRead | None) -> None:
     boxes = listing.boxes.tolist() if treatment.boxes and listing.boxes is not None else None
     items: list[Item] = [
         (f"{listing.base}/{file}", boxes[row] if boxes else None) for row, file in enumerate(listing.files)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zeroforget.data.values import Preparation
 
-Progress = Callable[[str, int, int], None]
+OnRead = Callable[[str, int, int], None]
 """Told now and then what is going on: what, how much is done, how much there is (0: not known). Twice 0: a remark."""
 
 

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeroforget.data.collection import DataError, Progress
+from zeroforget.data.collection import DataError, OnRead
 from zeroforget.data.extract import unpack, unpack_nested
 from zeroforget.data.sources import Archive, Source
 from zeroforget.files.atomic import replace
@@ -27,7 +27,7 @@ BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, Tim
 
 
 def download(
-    entry: Source, root: Path, progress: Progress | None = None, keep: bool = False, insecure: bool = False
+    entry: Source, root: Path, progress: OnRead | None = None, keep: bool = False, insecure: bool = False
 ) -> Path:
     """Bring a data set under `root` and return its folder. Archives already there are used, and never deleted; those
     fetched are deleted once unpacked unless `keep`. `insecure`: also over plain http if no checksum is known. What an
@@ -44,9 +44,7 @@ def download(
     return folder
 
 
-def _obtain(
-    entry: Source, archive: Archive, folder: Path, progress: Progress | None, keep: bool, insecure: bool
-) -> None:
+def _obtain(entry: Source, archive: Archive, folder: Path, progress: OnRead | None, keep: bool, insecure: bool) -> None:
     path = folder / archive.file
     fetched = not path.exists()
     if fetched:
@@ -61,7 +59,7 @@ def _obtain(
             path.unlink()
 
 
-def _unpacked(archive: Archive, path: Path, folder: Path, progress: Progress | None) -> None:
+def _unpacked(archive: Archive, path: Path, folder: Path, progress: OnRead | None) -> None:
     target = folder / archive.into
     if archive.nested:
         unpack_nested(path, target, progress)
@@ -77,7 +75,7 @@ def fetch(
     urls: Sequence[str],
     path: Path,
     checksum: str | None,
-    progress: Progress | None = None,
+    progress: OnRead | None = None,
     insecure: bool = False,
 ) -> None:
     """Download to a file from the first address that answers; the file appears only when it is whole and verified.
@@ -119,7 +117,7 @@ def _is_safe(url: str) -> bool:
     return parts.scheme != "http" or parts.hostname in {"127.0.0.1", "localhost", "::1"}
 
 
-def _persist(url: str, part: Path, progress: Progress | None) -> None:
+def _persist(url: str, part: Path, progress: OnRead | None) -> None:
     """Try again where the line broke, from where it broke. Attempts count only while nothing new comes."""
     left = ATTEMPTS
     while True:
@@ -143,7 +141,7 @@ def _persist(url: str, part: Path, progress: Progress | None) -> None:
         time.sleep(PAUSE_S)
 
 
-def _transfer(url: str, part: Path, progress: Progress | None) -> None:
+def _transfer(url: str, part: Path, progress: OnRead | None) -> None:
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "zeroforget"})
     tag = _tag(part)
@@ -180,7 +178,7 @@ def _tag(part: Path) -> Path:
     return part.with_name(part.name + ".tag")
 
 
-def verify(path: Path, checksum: str, progress: Progress | None = None) -> None:
+def verify(path: Path, checksum: str, progress: OnRead | None = None) -> None:
     """Compare a file with a checksum written as `md5:...`, `sha1:...` or `sha256:...`."""
     algorithm, _, expected = checksum.partition(":")
     total = path.stat().st_size

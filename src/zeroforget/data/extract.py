@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
 from typing import IO, Self
 
-from zeroforget.data.collection import DataError, Progress
+from zeroforget.data.collection import DataError, OnRead
 
 EVERY = 500
 _BLOCK = 2**20
@@ -27,7 +27,7 @@ ALWAYS = 2**26
 """So many bytes are few, whatever they come from."""
 
 
-def unpack(archive: Path, target: Path, progress: Progress | None = None) -> None:
+def unpack(archive: Path, target: Path, progress: OnRead | None = None) -> None:
     """Unpack a tar (plain or compressed) or a zip into a folder, over what is there."""
     home = target if target.is_dir() else target.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def unpack(archive: Path, target: Path, progress: Progress | None = None) -> Non
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def unpack_nested(archive: Path, target: Path, progress: Progress | None = None) -> None:
+def unpack_nested(archive: Path, target: Path, progress: OnRead | None = None) -> None:
     """Unpack an archive of archives, each into a folder of its own name (as ImageNet's training images come)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
@@ -84,7 +84,7 @@ class _Room:
             target.write(block)
 
 
-def _contents(archive: Path, into: Path, progress: Progress | None) -> None:
+def _contents(archive: Path, into: Path, progress: OnRead | None) -> None:
     try:
         if zipfile.is_zipfile(archive):
             _from_zip(archive, into, progress)
@@ -122,7 +122,7 @@ class _Whole(tarfile.TarInfo):
             raise ReadError(f"{error} at byte {tarfile.offset}") from error
 
 
-def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
+def _from_tar(archive: Path, into: Path, progress: OnRead | None) -> None:
     size, room = archive.stat().st_size, _Room(archive)
     with tarfile.open(archive, tarinfo=_Whole) as tar:
         for count, member in enumerate(tar):
@@ -143,7 +143,7 @@ def _from_tar(archive: Path, into: Path, progress: Progress | None) -> None:
                 progress(f"unpacking {archive.name}", min(member.offset_data, size), size)
 
 
-def _from_zip(archive: Path, into: Path, progress: Progress | None) -> None:
+def _from_zip(archive: Path, into: Path, progress: OnRead | None) -> None:
     with zipfile.ZipFile(archive) as file:
         members, room = file.infolist(), _Room(archive)
         for count, member in enumerate(members):

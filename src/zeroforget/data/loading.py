@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from zeroforget.data.cache import decoded
-from zeroforget.data.collection import Collection, DataError, Listing, Progress, Treatment
+from zeroforget.data.collection import Collection, DataError, Listing, OnRead, Treatment
 from zeroforget.data.places import data_roots
 from zeroforget.data.readers.folder import check_parts, read_folder
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
@@ -59,7 +59,7 @@ def remedy(entry: Source) -> str:
     return f"{get}; a copy elsewhere is named by --data-root or ZEROFORGET_DATA"
 
 
-def load(name: str, root: Root = None, progress: Progress | None = None, size: int = 224) -> Collection:
+def load(name: str, root: Root = None, progress: OnRead | None = None, size: int = 224) -> Collection:
     """A data set by name, or `folder:PATH` for any folder of class folders (its images resized to `size`)."""
     if name.startswith("folder:"):
         return load_folder(name.removeprefix("folder:"), size, progress)
@@ -77,7 +77,7 @@ def load(name: str, root: Root = None, progress: Progress | None = None, size: i
 
 
 def load_folder(
-    path: str | PathLike[str], size: int = 224, progress: Progress | None = None, name: str | None = None
+    path: str | PathLike[str], size: int = 224, progress: OnRead | None = None, name: str | None = None
 ) -> Collection:
     """A folder of class folders (or of `train`, `test` and perhaps `val` with class folders in them), resized to `size`
     square."""
@@ -99,7 +99,7 @@ def _no_folder(folder: Path) -> str:
     return f"{what}; '{folder}' is relative to the folder where the command is given, in an experiment's file too"
 
 
-def _collected(entry: Source, folder: Path, progress: Progress | None, *, official: bool = True) -> Collection:
+def _collected(entry: Source, folder: Path, progress: OnRead | None, *, official: bool = True) -> Collection:
     read = entry.read(folder)
     if isinstance(read, Listing):
         if entry.treatment is None:

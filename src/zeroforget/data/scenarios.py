@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from zeroforget.data.collection import Collection, Progress
+from zeroforget.data.collection import Collection, OnRead
 from zeroforget.data.loading import Root, find, load, source
 from zeroforget.data.readers.folder import stands_alone
 from zeroforget.data.sources import SOURCES
@@ -238,7 +238,7 @@ def scenario(
     wanted: str | Mapping[str, Any] | Plan,
     seed: int = 0,
     root: Root = None,
-    progress: Progress | None = None,
+    progress: OnRead | None = None,
     *,
     order: int | None = None,
     split: int | None = None,

@@ -8,9 +8,9 @@ from typing import Any
 
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.formats import plain
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.runner import run
-from zeroforget.experiments.watch import Watch
 
 SETTINGS: dict[str, Any] = {
     "name": "demo",
@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def learn(out: Path, watch: Watch, seed: int = 0) -> tuple[Results, Results]:
+def learn(out: Path, watch: Observer, seed: int = 0) -> tuple[Results, Results]:
     """Fine-tuning's results and TFM's, in that order."""
     finetuning, tfm = run(Experiment.from_dict(SETTINGS | {"seeds": [seed]}), out, watch=watch)
     return finetuning, tfm

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.progress import TaskID
 
 from zeroforget.experiments.experiment import RunConfig
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.tables import signed
-from zeroforget.experiments.watch import Watch
 from zeroforget.progress import Progress, Show, bars, epoch_line, figures, has_bars
 
 _PAUSE = 10.0
@@ -46,7 +46,7 @@ class _Running:
         return list(self.newest.values()) if progress.abreast > 1 else [progress]
 
 
-class ExperimentDisplay(Watch):
+class ExperimentDisplay(Observer):
     """Bars for the whole experiment and for each run under way; where none can be, a line for each epoch (unless
     `epochs` is False). When a run begins and when a task is learned there is a line in any case.
 
@@ -174,7 +174,7 @@ class ExperimentDisplay(Watch):
         self.bars.update(self.whole, completed=self.done + part, figures=counted)
 
 
-class _Hearing(Watch):
+class _Hearing(Observer):
     """Hands progress on to a function."""
 
     def __init__(self, told: Callable[[Progress], None]) -> None:
@@ -186,7 +186,7 @@ class _Hearing(Watch):
 
 
 @contextmanager
-def watching(show: Show, runs: int, parallel: int = 1) -> Iterator[Watch]:
+def watching(show: Show, runs: int, parallel: int = 1) -> Iterator[Observer]:
     """Inside, who looks on, as `show` says: see `zeroforget.progress.Show`."""
     console = Console(stderr=True)
     if callable(show):
@@ -195,7 +195,7 @@ def watching(show: Show, runs: int, parallel: int = 1) -> Iterator[Watch]:
         with ExperimentDisplay(console, runs, parallel) as display:
             yield display
     else:
-        yield Watch()
+        yield Observer()
 
 
 def summary(record: dict[str, Any], tasks: int) -> str:

@@ -20,18 +20,18 @@ from typing import Any
 import torch
 
 from zeroforget.experiments.experiment import RunConfig
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.results import Results
-from zeroforget.experiments.watch import Watch
 from zeroforget.training import Progress
 
-Work = Callable[[RunConfig, Watch], object]
+Work = Callable[[RunConfig, Observer], object]
 """What a process does with its run. It travels to the process by name, so it is a function of a module."""
 
 PATIENCE_S = 10.0
 """How long processes may take to end when they are asked to; then they are killed, which costs an epoch at most."""
 
 
-def side_by_side(configs: Sequence[RunConfig], work: Work, most: int, watch: Watch) -> list[Results | str]:
+def side_by_side(configs: Sequence[RunConfig], work: Work, most: int, watch: Observer) -> list[Results | str]:
     """Do the work for every configuration, at most so many at a time; returns what each found, or why it failed.
 
     However this ends, Ctrl-C included, no process is left behind.
@@ -57,7 +57,7 @@ def side_by_side(configs: Sequence[RunConfig], work: Work, most: int, watch: Wat
 # The process that runs ----------------------------------------------------------------------------------------------
 
 
-class _Voice(Watch):
+class _Voice(Observer):
     """Tells the process that started this one what happens here."""
 
     def __init__(self, ears: Connection) -> None:
@@ -129,7 +129,7 @@ class _Child:
     ears: Connection
     outcome: Results | str | None = None
 
-    def listen(self, watch: Watch) -> bool:
+    def listen(self, watch: Observer) -> bool:
         """Pass on all it has said; False when it will say no more."""
         while True:
             try:
@@ -140,7 +140,7 @@ class _Child:
                 return False
             self._pass_on(watch, *said)  # what fails here is the watcher's trouble, not the end of the process
 
-    def _pass_on(self, watch: Watch, what: str, *said: Any) -> None:
+    def _pass_on(self, watch: Observer, what: str, *said: Any) -> None:
         if what in ("done", "failed"):
             self.outcome = said[0]
         elif what == "loading":
@@ -148,7 +148,7 @@ class _Child:
         else:
             getattr(watch, what)(self.config, *said)
 
-    def ended(self, watch: Watch) -> Results | str:
+    def ended(self, watch: Observer) -> Results | str:
         """What it found, or why it did not get to its end."""
         self.process.join()
         outcome = self.outcome or _cause(self.process.exitcode or 0)
@@ -190,7 +190,7 @@ def _start(position: int, config: RunConfig, work: Work, threads: int) -> _Child
     return _Child(position, config, process, ears)
 
 
-def _heard(running: list[_Child], watch: Watch) -> list[_Child]:
+def _heard(running: list[_Child], watch: Observer) -> list[_Child]:
     """Wait until someone speaks, pass it on; returns those that have ended."""
     wait([each for child in running for each in (child.ears, child.process.sentinel)], timeout=1.0)
     ended = [child for child in running if child.process.exitcode is not None]  # and then listen once more

@@ -12,7 +12,7 @@ from torch import nn
 
 from zeroforget import nets
 from zeroforget.data import Scenario, scenario
-from zeroforget.data.collection import Progress
+from zeroforget.data.collection import OnRead
 from zeroforget.data.loading import load
 from zeroforget.data.scenarios import check_seed, missing, plan
 from zeroforget.experiments.checking import arguments, can_be_called, conform
@@ -51,7 +51,7 @@ def check_scenario(part: NamedPart, where: str) -> None:
     plan(_wanted(part))
 
 
-def make_scenario(part: NamedPart, root: Path | None = None, progress: Progress | None = None) -> Scenario:
+def make_scenario(part: NamedPart, root: Path | None = None, progress: OnRead | None = None) -> Scenario:
     """The scenario with its data; `progress` hears how far decoding is."""
     if ":" not in part.name or part.name.startswith("folder:"):
         return scenario(_wanted(part), root=root, progress=progress, **_seeds(part))

@@ -25,13 +25,13 @@ from zeroforget.experiments.disk import room_for
 from zeroforget.experiments.display import watching
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Log, RunFolder, environment
+from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.operations import CountingFit, of_an_answer
 from zeroforget.experiments.parallel import side_by_side
 from zeroforget.experiments.resolve import NamedPart, check_data, make_network, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
 from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
-from zeroforget.experiments.watch import Watch
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
 from zeroforget.progress import Show
@@ -61,7 +61,7 @@ def run(
     out: Path,
     *,
     data_root: Path | None = None,
-    watch: Watch | None = None,
+    watch: Observer | None = None,
     parallel: int = 1,
     progress: Show = None,
 ) -> list[Results]:
@@ -98,7 +98,7 @@ def run(
     return results
 
 
-def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, watch: Watch) -> list[Results]:
+def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, watch: Observer) -> list[Results]:
     begun = _begin(experiment, work.out, work.root, watch)
     configs, before = [config for config, _ in begun], [results for _, results in begun]
     left = [config for config, results in begun if results is None]
@@ -112,7 +112,7 @@ def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, watch: Wa
 
 
 def _begin(
-    experiment: Experiment, out: Path, root: Path | None, watch: Watch
+    experiment: Experiment, out: Path, root: Path | None, watch: Observer
 ) -> list[tuple[RunConfig, Results | None]]:
     """All runs, and what those that are finished found. Other configurations and other processes in their folders, and
     data that are not there, are met before anything is trained."""
@@ -124,7 +124,7 @@ def _begin(
     return runs
 
 
-def _finished(config: RunConfig, out: Path, watch: Watch) -> Results | None:
+def _finished(config: RunConfig, out: Path, watch: Observer) -> Results | None:
     """What a run found, if it came to its end before."""
     folder = RunFolder(out / config.folder)
     if not folder.begun():
@@ -159,7 +159,7 @@ class _Elsewhere:
     out: Path
     root: Path | None
 
-    def __call__(self, config: RunConfig, watch: Watch) -> Results:
+    def __call__(self, config: RunConfig, watch: Observer) -> Results:
         return run_one(config, self.out, _Data(self.root, watch), watch)
 
 
@@ -168,7 +168,7 @@ class _Data:
     """Scenarios, read when they are first needed: a run that is finished needs none."""
 
     root: Path | None
-    watch: Watch
+    watch: Observer
     part: NamedPart | None = None
     scenario: Scenario | None = None
 
@@ -181,7 +181,7 @@ class _Data:
         return self.scenario
 
 
-def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario], watch: Watch) -> Results:
+def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario], watch: Observer) -> Results:
     """One run, from its beginning or from where it was stopped."""
     folder = RunFolder(out / config.folder)
     with room_for(folder.path, "start it again: it goes on where it stopped"), folder.locked():
@@ -215,7 +215,7 @@ def _checkpoints(folder: RunFolder) -> Iterator[None]:
 
 
 class _Run:
-    def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Watch) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Observer) -> None:
         self.config, self.folder, self.scenario, self.watch = config, folder, scenario, watch
         folder.claim_data(describe(scenario))
         self.environment = folder.environment(config.choice.method)

@@ -11,16 +11,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from torch import nn
 
 Net = TypeVar("Net", bound=nn.Module)
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Made = TypeVar("Made")
 
 
-def all_or_nothing(change: Callable[Concatenate[Net, Given], Made]) -> Callable[Concatenate[Net, Given], Made]:
+def all_or_nothing(change: Callable[Concatenate[Net, Arguments], Made]) -> Callable[Concatenate[Net, Arguments], Made]:
     """For a method that gives its network other parts and tensors, and writes into none that it had: whatever ends it
     early, Ctrl-C or want of memory, the network is what it was. Whoever else wants the network's `lock` waits."""
 
     @functools.wraps(change)
-    def changed(net: Net, /, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def changed(net: Net, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Made:
         lock: Any = net.lock
         with lock:
             before = [(module, _held(module)) for module in net.modules()]

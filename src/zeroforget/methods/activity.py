@@ -14,8 +14,8 @@ _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", 
 _RELUS = {"relu", "relu_"}
 
 
-class Watch(TorchFunctionMode):
-    """Inside `with Watch() as seen:` every ReLU that acts on a linear or convolutional layer leaves its output.
+class Activity(TorchFunctionMode):
+    """Inside `with Activity() as seen:` every ReLU that acts on a linear or convolutional layer leaves its output.
 
     A normalization or dropout between the layer and its ReLU is followed through.
     """

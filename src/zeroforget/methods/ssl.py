@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
-from zeroforget.methods.activity import Watch
+from zeroforget.methods.activity import Activity
 from zeroforget.methods.base import Overhead, bits, finite
 from zeroforget.methods.importance import Kept, samples_of
 from zeroforget.methods.mas import Mas
@@ -49,7 +49,7 @@ class Ssl(Mas):
         super().__init__(net, example, strength=strength, samples=samples)
         self.sparsity = sparsity
         self.reach = reach
-        with torch.no_grad(), in_eval(net), Watch() as seen:
+        with torch.no_grad(), in_eval(net), Activity() as seen:
             net(self.get_buffer("example"))
         if not seen.hidden():
             raise ValueError("ssl needs a ReLU after a linear or convolutional layer; this network has none")
@@ -57,7 +57,7 @@ class Ssl(Mas):
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """MAS's loss and the inhibition of every hidden layer."""
-        with Watch() as seen:
+        with Activity() as seen:
             loss = super().loss(x, y, task)
         for i, h in enumerate(seen.hidden()):
             loss = loss + self.sparsity * inhibition(_pooled(h), self.neurons[str(i)], self.reach * h.shape[1])
@@ -68,7 +68,7 @@ class Ssl(Mas):
         grown = {name: self.neurons[name].clone() for name in self._layers()}
         with in_eval(self):
             for x, _ in samples_of(task, fit, len(self.specs) - 1, self.samples):
-                with Watch() as seen:
+                with Activity() as seen:
                     outputs = self(x, len(self.specs) - 1)
                 # What only frozen layers compute has no gradient, and nothing can inhibit it.
                 learned = {str(i): h for i, h in enumerate(seen.hidden()) if h.requires_grad}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
-from zeroforget.methods.activity import Watch
+from zeroforget.methods.activity import Activity
 from zeroforget.methods.base import Method, Overhead, bits
 from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
@@ -92,7 +92,7 @@ class Taught(Method):
         return losses, correct
 
     def _features(self, x: Tensor) -> Features:
-        with Watch() as seen:
+        with Activity() as seen:
             handed: Tensor = self.net(x)
         return Features(handed, seen.before_dropout(handed))
 

@@ -29,7 +29,7 @@ from zeroforget.operators.plain import (
     weight_gradient,
 )
 from zeroforget.operators.reference import Affine
-from zeroforget.operators.side_streams import Beside, Given
+from zeroforget.operators.side_streams import Beside, Origin
 
 _FROZEN = 0.5
 """Where a smaller share of a weight than this is frozen, its gradient is found in one product, not in two."""
@@ -90,7 +90,7 @@ class _Fused(torch.autograd.Function):
         folded: bool,
     ) -> Tensor:
         ctx.plan, ctx.input_dtype, ctx.shape, ctx.folded = plan, x.dtype, x.shape, folded
-        ctx.given = [Given.of(part) for part in (rows, cols, born, gamma, beta, up, down)]
+        ctx.given = [Origin.of(part) for part in (rows, cols, born, gamma, beta, up, down)]
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out, thin = apply(x, weight, None, plan.geometry), None

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from zeroforget.operators import reference as kernels
 from zeroforget.operators.plain import Geometry, apply, autocast_dtype, cast, convolution_backward
-from zeroforget.operators.side_streams import Beside, Given
+from zeroforget.operators.side_streams import Beside, Origin
 
 
 class Quick(TorchFunctionMode):
@@ -258,7 +258,7 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool) -> Tensor:
         ctx.geometry, ctx.relu = geometry, relu
-        ctx.dtype, ctx.given = x.dtype, (Given.of(weight), Given.of(bias))
+        ctx.dtype, ctx.given = x.dtype, (Origin.of(weight), Origin.of(bias))
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
@@ -326,7 +326,7 @@ class _Standardized(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.dtype, ctx.given = x.dtype, (Given.of(weight), Given.of(bias))
+        ctx.dtype, ctx.given = x.dtype, (Origin.of(weight), Origin.of(bias))
         x, weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(x, weight)
         with torch.autocast(x.device.type, enabled=False):

@@ -17,7 +17,7 @@ from zeroforget.operators.quick_layers import Quick, Readers
 from zeroforget.operators.side_streams import late
 
 Body = Callable[[Tensor], Tensor]
-"""Given the positions of a batch in the training split, makes a step and returns its loss."""
+"""Origin the positions of a batch in the training split, makes a step and returns its loss."""
 
 
 class RecordedStep:

@@ -54,7 +54,7 @@ class Beside:
         """What goes on aside reads these: they must not be overwritten before it is done."""
         self._read += read
 
-    def give(self, given: Given | None, gradient: Tensor | None) -> Tensor | None:
+    def give(self, given: Origin | None, gradient: Tensor | None) -> Tensor | None:
         """From aside, the gradient of what was given that was found there: what autograd is to be told of it, which is
         nothing if it may come late."""
         if given is None or gradient is None:
@@ -79,7 +79,7 @@ class Beside:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Origin:
     """What an operator remembers of a tensor that it was given, for its gradient's sake."""
 
     dtype: torch.dtype
@@ -87,9 +87,9 @@ class Given:
     """The tensor itself, if it was computed from nothing else."""
 
     @staticmethod
-    def of(tensor: Tensor | None) -> Given | None:
+    def of(tensor: Tensor | None) -> Origin | None:
         """Of this one, if there is one."""
-        return None if tensor is None else Given(tensor.dtype, tensor if tensor.is_leaf else None)
+        return None if tensor is None else Origin(tensor.dtype, tensor if tensor.is_leaf else None)
 
 
 class Late:

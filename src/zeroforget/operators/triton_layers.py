@@ -51,7 +51,7 @@ def finish(y: Tensor, given: Vectors, relu: bool) -> None:
     """As `reference.finish`."""
     rows, columns = y.shape
     spare = y if given.shift is None else given.shift
-    shape, unit = Shape(rows, columns), unit_of(columns, y)
+    shape, unit = Grid(rows, columns), unit_of(columns, y)
     _finish[(triton.cdiv(rows, shape.tile), shape.across)](
         y,
         spare if given.scale is None else given.scale,
@@ -72,7 +72,7 @@ def unfinish(g: Tensor, out: Tensor, given: Vectors, relu: bool) -> tuple[Tensor
     rows, columns = g.shape
     scaled = given.scale is not None
     gy = g.new_empty((rows, columns))
-    shape, unit = Shape(rows, columns), unit_of(columns, g, out)
+    shape, unit = Grid(rows, columns), unit_of(columns, g, out)
     partial = g.new_empty((2, shape.parts, columns) if scaled else (1,), dtype=torch.float32)
     _unfinish[(shape.parts, shape.across)](
         g,
@@ -117,7 +117,7 @@ def totals(x: Tensor) -> Tensor:
 def _pass(x: Tensor, places: Places, out: Tensor | None, columns: int, sums: bool) -> Tensor | None:
     """Over these columns of x, and zeros up to `columns`: they go to `out`, and their sums are returned."""
     rows, chosen = x.shape[0], len(places)
-    shape, first = Shape(rows, columns), places.start or 0
+    shape, first = Grid(rows, columns), places.start or 0
     together = places.start is not None and first % LANES == 0
     unit = unit_of(columns, x[:, first:]) if together else 1
     partial = x.new_empty((shape.parts, columns) if sums else (1,), dtype=torch.float32)
@@ -168,7 +168,7 @@ def unpool(g: Tensor, x: Tensor, grad: Tensor) -> None:
 def _pooling(x: Tensor, g: Tensor, out: Tensor, *, back: bool) -> None:
     n, channels, height, width = x.shape
     places = n * (height // 2) * (width // 2)
-    shape, unit = Shape(places, channels), unit_of(channels, matrix(x), matrix(g))
+    shape, unit = Grid(places, channels), unit_of(channels, matrix(x), matrix(g))
     if places:
         _pool[(triton.cdiv(places, shape.tile), shape.across)](
             x,
@@ -198,7 +198,7 @@ def unit_of(columns: int, *matrices: Tensor) -> int:
     return LANES if columns % LANES == 0 and all(map(lies_well, matrices)) else 1
 
 
-class Shape:
+class Grid:
     """How a pass over a matrix is shared out: `parts` × `across` programs, each of which takes `each` rows, a tile of
     `tile` × `width` at a time."""
 

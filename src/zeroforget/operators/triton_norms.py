@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from zeroforget.operators.reference import Moments, Norm
-from zeroforget.operators.triton_layers import Shape, added, unit_of
+from zeroforget.operators.triton_layers import Grid, added, unit_of
 
 
 def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:
     """As `reference.standardize`."""
     rows, columns = x.shape
-    shape, unit = Shape(rows, columns), unit_of(columns, x, y)
+    shape, unit = Grid(rows, columns), unit_of(columns, x, y)
     partial = x.new_empty((2, shape.parts, columns), dtype=torch.float32)
     _parts[(shape.parts, shape.across)](
         x, partial, rows, columns // unit, shape.each, shape.parts, UNIT=unit, TILE=shape.tile, WIDTH=shape.width
@@ -44,7 +44,7 @@ def unstandardize(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """As `reference.unstandardize`."""
     rows, columns = x.shape
-    shape, unit = Shape(rows, columns), unit_of(columns, x, g)
+    shape, unit = Grid(rows, columns), unit_of(columns, x, g)
     partial = x.new_empty((shape.parts, 2 * columns), dtype=torch.float32)
     _parts_back[(shape.parts, shape.across)](
         g, x, moments.mean, moments.inverse, given.weight, given.bias, partial,

@@ -17,12 +17,12 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from zeroforget.data.decode import MOST_PIXELS, TooLarge, covering, fitted, needs
+from zeroforget.nets import Shape
 from zeroforget.store.errors import TooManyPixels, Unreadable
 
 IN_MEMORY = 2**30
 """Above so many bytes, decoded pictures lie in a temporary file that is mapped into memory."""
 
-Shape = tuple[int, int, int]
 Source = str | os.PathLike[str] | bytes | Image.Image
 SOURCES = (str, os.PathLike, bytes, Image.Image)
 """The same kinds, for `isinstance`."""

@@ -21,14 +21,13 @@ from zeroforget.files.hashes import sha256
 from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.tfm import Tfm
-from zeroforget.nets import libraries
+from zeroforget.nets import Shape, libraries
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
-from zeroforget.store.images import Shape
 from zeroforget.store.names import folder_name, task_name
 from zeroforget.store.network import (
     environment,
@@ -39,7 +38,16 @@ from zeroforget.store.network import (
     probe_logits,
 )
 from zeroforget.store.options import GROWTH, Options, default_network
-from zeroforget.store.pictures import Lesson, Listing, check, check_apart, lesson, list_pictures, pixels, read_pictures
+from zeroforget.store.pictures import (
+    ClassFolders,
+    Lesson,
+    check,
+    check_apart,
+    lesson,
+    list_pictures,
+    pixels,
+    read_pictures,
+)
 from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.starting import (
     FROZEN,
@@ -96,7 +104,7 @@ def _learn(folder: Folder, chain: Chain | None, pictures: Path, name: str, optio
 
 
 def lesson_of(
-    listing: Listing,
+    listing: ClassFolders,
     shape: Shape,
     name: str,
     options: Options,

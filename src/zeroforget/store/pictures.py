@@ -15,9 +15,10 @@ from zeroforget.data import DataError, Preparation, Split, Task
 from zeroforget.data.readers.files import folders
 from zeroforget.data.readers.folder import ClassFiles, class_files
 from zeroforget.files.signs import has_hidden, visible
+from zeroforget.nets import Shape
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import Folder
-from zeroforget.store.images import Shape, Told, decode_all
+from zeroforget.store.images import Told, decode_all
 from zeroforget.store.schema import MOST_CLASSES, DataFacts, Preprocessing
 from zeroforget.training.seeding import generator
 
@@ -31,13 +32,13 @@ _PARTS = {"train", "val", "valid", "validation", "test"}
 
 
 @dataclass(frozen=True)
-class Listing(ClassFiles):
+class ClassFolders(ClassFiles):
     """The pictures of a folder of class folders, and the folder."""
 
     folder: Path = Path()
 
 
-def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> ClassFolders:
     """Every picture below every class folder, in the order of the classes: by name, or as given; the folders must then
     be among them."""
     if not folder.is_dir():
@@ -62,7 +63,7 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> Listing
         raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
     if not found.files:
         raise ModelError(_nothing(folder, names, found.loose))
-    return Listing(**vars(found), folder=folder)
+    return ClassFolders(**vars(found), folder=folder)
 
 
 def _nothing(folder: Path, names: Sequence[str], loose: int) -> str:
@@ -87,7 +88,7 @@ def check_apart(model: Path, folder: Path) -> None:
 class Pictures:
     """Decoded pictures, and what could not be."""
 
-    listing: Listing
+    listing: ClassFolders
     images: Tensor
     labels: Tensor
     unreadable: dict[Path, str]
@@ -104,7 +105,7 @@ class Pictures:
         return tuple(torch.bincount(self.labels, minlength=len(self.listing.classes)).tolist())
 
 
-def read_pictures(listing: Listing, shape: Shape, *, told: Told | None = None) -> Pictures:
+def read_pictures(listing: ClassFolders, shape: Shape, *, told: Told | None = None) -> Pictures:
     """Decode a listing; the unreadable are set aside."""
     images, wrong = decode_all(listing.files, shape, told)
     good = torch.tensor([row not in wrong for row in range(len(listing.files))])

@@ -10,7 +10,7 @@ from zeroforget.experiments.results import Results
 from zeroforget.training import Progress
 
 
-class Watch:
+class Observer:
     """Looks on and does nothing."""
 
     every = 0.1
@@ -38,7 +38,7 @@ class Watch:
         """A run stopped, because its training diverged or its process died; the others go on."""
 
 
-class TensorBoard(Watch):
+class TensorBoard(Observer):
     """Scalars for TensorBoard, in the folder `tensorboard` of each run."""
 
     def __init__(self, out: Path) -> None:
@@ -86,10 +86,10 @@ class TensorBoard(Watch):
             writer.close()
 
 
-class Several(Watch):
+class Several(Observer):
     """Several watchers as one."""
 
-    def __init__(self, *watches: Watch) -> None:
+    def __init__(self, *watches: Observer) -> None:
         self.watches = watches
         self.every = min(watch.every for watch in watches)
 
