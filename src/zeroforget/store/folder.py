@@ -20,9 +20,9 @@ from zeroforget.files import atomic, paths
 from zeroforget.files.hashes import sha256
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.names import kept_name
-from zeroforget.store.schema import FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed
+from zeroforget.store.schema import TASK_FILES, FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed
 
-BORN, PROBE, SPREAD = "born.safetensors", "probe.safetensors", "spread.safetensors"
+BORN, PROBE, SPREAD = TASK_FILES[:3]
 TASK, MODEL = "task.json", "model.json"
 TRAINING, LOCK = ".training", ".lock"
 ASIDE = ".aside-"

@@ -27,6 +27,8 @@ MOST_CLASSES = 100_000
 LEAST_STD = 1e-6
 MOST_MEAN = 1e6
 """Of pixels from 0 to 1; a larger mean or deviation would leave nothing of a picture."""
+TASK_FILES = ("born.safetensors", "probe.safetensors", "spread.safetensors")
+"""The files of a task beside task.json, which has the hash of each."""
 _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
 _LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -470,6 +472,6 @@ def _files(fields: Fields) -> dict[str, FileFacts]:
             raise fields.wrong(name, "is no file name of ours")
         out[name] = FileFacts(one.integer("bytes", 8, 2**40), one.hash("sha256"))
         one.done()
-    if set(out) != {"born.safetensors", "probe.safetensors", "spread.safetensors"}:
-        raise fields.wrong("", "must name born.safetensors, probe.safetensors and spread.safetensors")
+    if set(out) != set(TASK_FILES):
+        raise fields.wrong("", f"must name {', '.join(TASK_FILES[:-1])} and {TASK_FILES[-1]}")
     return out

@@ -123,7 +123,7 @@ def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapp
             wrong.append(str(error))
     if wrong:
         return _broken(wrong)
-    files, links = 1 + 4 * len(chain.tasks), counted(len(chain.tasks), "link")
+    files, links = 1 + sum(1 + len(task.files) for task in chain.tasks), counted(len(chain.tasks), "link")
     proofs = [Proof(FILES, True, f"{counted(files, 'file')}, each with the hash written down; {links} of the chain")]
     try:
         net = assemble(chain.model, contents, folder.path / "model.json")
