@@ -205,7 +205,7 @@ def test_classes_of_a_picture_are_numbered_from_the_best(pair: Path) -> None:
 )
 def test_of_many_layers_that_grow_eight_are_named(capsys: pytest.CaptureFixture[str], count: int, end: str) -> None:
     features = {f"l{place}": (1, 2) for place in range(count)} | {"still": (3, 3)}
-    _adds([Addition(0.1, features, 1, 4, 10, 10)])
+    _adds([Addition(0.1, 0.0, features, 1, 4, 10, 10)])
     assert capsys.readouterr().out.splitlines()[1].endswith(end)
 
 

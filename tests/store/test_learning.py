@@ -160,7 +160,7 @@ def test_growths_that_add_the_same_features_are_tried_once(model: Model, data: P
     [(1216, "costs 21.6 % more than"), (1000, "costs as much as"), (950, "costs 5.0 % less than")],
 )
 def test_what_a_picture_costs_beside_the_task_before(operations: int, words: str) -> None:
-    told = str(Addition(0.1, {"a": (3, 4)}, weights=5, bytes=20, operations=operations, before=1000))
+    told = str(Addition(0.1, 0.0, {"a": (3, 4)}, weights=5, bytes=20, operations=operations, before=1000))
     assert told == f"1 feature, 5 weights, 20 bytes; a picture {words} in the task before"
 
 
