@@ -60,9 +60,7 @@ def grow(
         CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
         ValueError: an argument is out of range.
     """
-    check_growth(start, fn, bridge, unknown, unit, align)
-    if isinstance(keep, str):
-        raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
+    check_growth(start, fn, bridge, unknown, unit, align, keep)
     net, example = one_input_and_output(net, example, output)
     example = plain_layout(example)
     with torch.inference_mode(False), taking(net, example):  # what is made in inference mode could never learn
@@ -88,8 +86,12 @@ def grow(
     return grown
 
 
-def check_growth(start: float, fn: str, bridge: str, unknown: str, unit: str, align: int) -> None:
+def check_growth(
+    start: float, fn: str, bridge: str, unknown: str, unit: str, align: int, keep: Collection[str]
+) -> None:
     """ValueError for arguments that are out of range."""
+    if isinstance(keep, str):
+        raise ValueError(f"keep takes a list of module paths: keep=['{keep}']")
     if not is_share(start) or not 0 < start <= 1:
         raise ValueError(f"start is a share of the full network, above 0 and at most 1, not {start!r}")
     if fn not in {"reused", "all", "none"}:
