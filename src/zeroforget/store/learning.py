@@ -22,6 +22,7 @@ from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import Shape, libraries
+from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
@@ -63,7 +64,6 @@ from zeroforget.store.tensors import born
 from zeroforget.store.writing import Watch, changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
-from zeroforget.training.log import Epoch
 from zeroforget.training.probe import fit_head
 from zeroforget.training.seeding import seeded
 
