@@ -19,9 +19,10 @@ from zeroforget.store.classifiers import IMAGENET, Classifier, Given, from_libra
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Chain
 from zeroforget.store.network import empty_network, example, fresh_values
-from zeroforget.store.options import Options, Watch
+from zeroforget.store.options import Options
 from zeroforget.store.schema import ModelFacts
 from zeroforget.store.weights import normalization_of
+from zeroforget.store.writing import Watch
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 FROZEN = "frozen"
