@@ -39,6 +39,7 @@ def cifar100(folder: Path) -> None:
     helpers.cifar100(folder, names=sorted(chain.from_iterable(superclasses().values())))
 
 
+CODES: tuple[str, ...] = ("n01440764", "n02012849", "n03126707", *(f"n9{number:07d}" for number in range(17)))
 MADE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "fashion-mnist": ("fashion-mnist", helpers.mnist),
     "cifar100": ("cifar-100-python", cifar100),
@@ -52,7 +53,6 @@ MADE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "aircraft": ("fgvc-aircraft-2013b", helpers.aircraft),
 }
 """Data set → its folder, and what writes a small one in its official layout."""
-CODES = ("n01440764", "n02012849", "n03126707", *(f"n9{number:07d}" for number in range(17)))
 
 
 @pytest.fixture(scope="module")
