@@ -28,8 +28,8 @@ def normed() -> nn.Module:
 def real(name: str, net: nn.Module) -> list[Overhead]:
     """The method itself, with storage, through its tasks."""
     options: dict[str, object] = {"tasks": TASKS} if "tasks" in registry.options(registry.find(name)[0]) else {}
-    if name.startswith("tfm"):
-        options["growth"] = 0.45 / (TASKS - 1)  # full with the last task
+    if name.startswith("tfm") or name == "lean":
+        options["growth"] = (0.2 if name == "lean" else 0.45) / (TASKS - 1)  # full with the last task
     method = registry.build(name, net, torch.zeros(2, *SHAPE), **options)
     found = []
     for task in range(TASKS):
@@ -90,7 +90,7 @@ def test_every_method_keeps_what_its_formula_says() -> None:
     assert kept("packnet", small, SHAPE, 3)[-1].packed == 2 * W
     assert kept("packnet", small, SHAPE, 4)[-1].packed == 3 * W
     # Columns and transformations have no short formula; their own tests count them.
-    assert set(names()) == formulas.keys() | {"pnn", "progress-compress", "eft"}
+    assert set(names()) == formulas.keys() | {"pnn", "progress-compress", "eft", "lean", "adapters"}
 
 
 def test_alexnet_as_in_the_paper() -> None:
@@ -133,7 +133,14 @@ def test_table_s1_of_the_paper_in_bits() -> None:
     }
     found = {name: published(name, P, F, T) for name in names()}
     assert {name: figure for name, figure in found.items() if figure is not None} == table
-    assert {name for name, figure in found.items() if figure is None} == {"wsn", "supsup", "gpm", "eft"}
+    assert {name for name, figure in found.items() if figure is None} == {
+        "wsn",
+        "supsup",
+        "gpm",
+        "eft",
+        "lean",
+        "adapters",
+    }
     assert [published(name, P, F, 1) for name in ("pnn", "tfm", "hat")] == [0, 2 * F, 32 * F]
 
 

@@ -86,7 +86,8 @@ def _tell(model: Model, facts: TaskFacts) -> None:
     )
     for row in facts.training.get("search", ()):
         chosen = " (taken)" if row["chosen"] else ""
-        say(f"  growth {row['growth']:g}: {100 * row['val_accuracy']:.1f} %{chosen}")
+        rank = f", rank {row['rank']}" if row.get("rank") else ""
+        say(f"  growth {row['growth']:g}{rank}: {100 * row['val_accuracy']:.1f} %{chosen}")
     earlier = len(model.tasks) - 1
     if earlier:
         tasks, networks = ("tasks", "their networks") if earlier > 1 else ("task", "its network")
@@ -136,7 +137,8 @@ def _watching(wait: bool) -> Iterator[Watch]:
 
 def _adds(additions: Sequence[Addition]) -> None:
     for one in additions:
-        which = f"growing by {one.growth:g} " if len(additions) > 1 else "this task "
+        rank = f" with rank {one.rank:g}" if one.rank else ""
+        which = f"growing by {one.growth:g}{rank} " if len(additions) > 1 else "this task "
         say(f"{which}adds {one}")
     if len(additions) == 1 and additions[0].before is not None:
         grown = [f"{axis} {old}→{new}" for axis, (old, new) in additions[0].features.items() if new > old]

@@ -3,6 +3,7 @@ its Figure 1, without training and without making a single weight."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,10 @@ def _kept(name: str, build: Callable[[], nn.Module], shape: Sequence[int], tasks
         net, example = build(), torch.zeros(2, *shape)
     cls, implied = registry.find(name)
     if issubclass(cls, Tfm):
-        return list(growing(net, example, tasks, feature_norms=implied.get("fn") != "none"))
+        defaults = {option: p.default for option, p in registry.options(cls).items()} | implied
+        start, rank = defaults["start"], defaults.get("rank", 0)
+        norms = defaults["fn"] != "none"
+        return list(growing(net, example, tasks, feature_norms=norms, start=start, rank=rank))
     method = registry.build(name, net, example, **({"tasks": tasks} if "tasks" in registry.options(cls) else {}))
     found = []
     for task in range(tasks):
@@ -94,13 +98,14 @@ def _kept(name: str, build: Callable[[], nn.Module], shape: Sequence[int], tasks
     return found
 
 
-def growing(net: nn.Module, example: Tensor, tasks: int, *, feature_norms: bool) -> Iterator[Overhead]:
+def growing(
+    net: nn.Module, example: Tensor, tasks: int, *, feature_norms: bool, start: float = 0.55, rank: int = 0
+) -> Iterator[Overhead]:
     """What ternary feature masks cost when the network is full with the last task, from the widths alone.
 
     Two bits for each feature and task; two floats for each feature that a later task reuses; a later task's own
-    normalization layers.
+    normalization layers; sixteen bits for each number of its steps on older weights.
     """
-    start = float(registry.options(Tfm)["start"].default)
     axes = find_axes(net, example)
     limits = GrowthLimits(axes.sizes, lambda widths: 0.0, limit=1.0)
     step = (1 - start) / max(1, tasks - 1)
@@ -109,6 +114,7 @@ def growing(net: nn.Module, example: Tensor, tasks: int, *, feature_norms: bool)
         before, widths = widths, {axis: limits.width(axis, min(1.0, start + task * step)) for axis in axes.sizes}
         if task:
             spent += sum(_normalization(net, axes, before, widths, feature_norms))
+            spent += sum(_steps(net, axes, before, rank)) if rank else 0
         masks = (task + 1) * sum(8 * -(-width // 4) for width in widths.values())
         yield Overhead(training=masks + spent, inference=masks + spent)
 
@@ -124,6 +130,16 @@ def _normalization(
         if is_norm(module):
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             yield FLOAT * sum(_length(axes.tensors[prefix + n][0], widths) for n, t in own if t.is_floating_point())
+
+
+def _steps(net: nn.Module, axes: Axes, before: dict[str, int], rank: int) -> Iterator[int]:
+    """What steps of this rank take, layer by layer: `up`, `down` and two powers."""
+    for path, module in net.named_modules():
+        if is_layer(module):
+            outputs, *inputs = (
+                _length(label, before) for label in axes.tensors[f"{path}.weight" if path else "weight"]
+            )
+            yield 16 * (min(rank, outputs, math.prod(inputs)) * (outputs + math.prod(inputs)) + 2)
 
 
 def _length(label: Label, widths: dict[str, int]) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
+from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import as_rank
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Candidate, Tfm
@@ -85,26 +86,16 @@ class Lean(Tfm):
             return super().candidates()
         left = max(0.0, self.net.left())
         if self.budget:
-            return self._within_budget(self.budget, left)
+            return within_budget(self.net, self.budget, left)
         pairs = self.pairs or [(growth, self.rank) for growth in self.search or [self.growth]]
         found = [Candidate(min(growth, left), rank) for growth, rank in pairs]
-        return sorted(found, key=lambda one: self.net.added_bytes(*one))
+        return sorted(dict.fromkeys(found), key=lambda one: self.net.added_bytes(*one))
 
     def _size(self, candidate: Candidate) -> float:
         """The bytes of a later task."""
         if not self.specs:
             return super()._size(candidate)
         return float(self.net.added_bytes(*candidate))
-
-    def _within_budget(self, budget: int, left: float) -> list[Candidate]:
-        """All bytes as rank, half of them, none; what growth cannot use any more, for want of room, is left over."""
-        cost = self.net.added_bytes
-        ranks = [_largest(2**12, lambda rank, most=part: cost(0.0, rank) <= most) for part in (budget, budget // 2, 0)]
-        found = {Candidate(0.0, ranks[0])}
-        for rank in ranks[1:]:
-            parts = _largest(1000, lambda n, rank=rank: cost(left * n / 1000, rank) <= budget)
-            found.add(Candidate(left * parts / 1000, rank))
-        return sorted(found, key=lambda one: cost(*one))
 
     # Learning --------------------------------------------------------------------------------------------------
 
@@ -122,6 +113,17 @@ class Lean(Tfm):
         order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(0))
         images, _ = task.train.batch(order[: self.aim].to(task.train.labels.device))
         return task.prepare.test(images.to(self.get_buffer("example").device))
+
+
+def within_budget(net: GrowingNetwork, budget: int, left: float) -> list[Candidate]:
+    """What a task could add for so many bytes: all of them as rank, half of them, none. Growth has `left` at most."""
+    cost = net.added_bytes
+    ranks = [_largest(2**12, lambda rank, most=part: cost(0.0, rank) <= most) for part in (budget, budget // 2, 0)]
+    found = {Candidate(0.0, ranks[0])}
+    for rank in ranks[1:]:
+        parts = _largest(1000, lambda n, rank=rank: cost(left * n / 1000, rank) <= budget)
+        found.add(Candidate(left * parts / 1000, rank))
+    return sorted(found, key=lambda one: cost(*one))
 
 
 def _largest(most: int, fits: Callable[..., bool]) -> int:

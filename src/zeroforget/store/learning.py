@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,8 @@ from zeroforget.files import atomic
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.methods.tfm import Tfm
+from zeroforget.methods.lean import Lean, within_budget
+from zeroforget.methods.tfm import Candidate, Tfm
 from zeroforget.nets import Shape, libraries
 from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
@@ -218,7 +220,7 @@ class Learning:
         self.weights: str | None = None
         self.model, self.net = self._start()
         self.content = b"" if chain else text_of(self.model, folder.path / MODEL)
-        self.growths = self._possible()
+        self.candidates = self._possible()
 
     def run(self) -> TaskFacts:
         """Learn it and write it down."""
@@ -227,28 +229,37 @@ class Learning:
     def learn(self) -> tuple[GrowingNetwork, FitLog]:
         """The network that knows the task, and how that came."""
         self.additions = self._different()
-        self.growths = tuple(one.growth for one in self.additions)
+        self.candidates = tuple(Candidate(one.growth, one.rank) for one in self.additions)
         self.watch.adds(self.additions)
-        if self.start is not None and self.start.frozen and (not self.net.history or self.options.growth is None):
+        if self.start is not None and self.start.frozen and (not self.net.history or not self._adds()):
             return self._fit_head()
-        grower = Tfm(
-            self.net,
-            example(self.backbone),
-            start=self.backbone.start,
-            growth=self.growths[0],
-            search=self.growths if len(self.growths) > 1 else (),
-            margin=self.options.margin,
-        ).to(self.options.device)
+        grower = self._grower(self.candidates).to(self.options.device)
         log = self._train(grower)
         grower.to("cpu")
         return grower.net, log
+
+    def _adds(self) -> bool:
+        """Whether the task is to add more than a head."""
+        return self.options.growth is not None or self.options.budget is not None or self.options.rank > 0
+
+    def _grower(self, candidates: Sequence[Candidate]) -> Lean:
+        """The method, over the network as it stands."""
+        return Lean(
+            self.net,
+            example(self.backbone),
+            start=self.backbone.start,
+            growth=candidates[0].growth,
+            rank=candidates[0].rank,
+            pairs=candidates if len(candidates) > 1 else (),
+            margin=self.options.margin if self.options.budget is None else 0.0,
+        )
 
     @torch.no_grad()
     def _fit_head(self) -> tuple[GrowingNetwork, FitLog]:
         """A task whose features all are there: they are computed once, and its head is fitted to them."""
         began, task = time.perf_counter(), self.ready.task
         with seeded("learn", self.options.seed, self.number):
-            self.net.add_task(task.name, len(task.classes), self.growths[0], quiet=True)
+            self.net.add_task(task.name, len(task.classes), self.candidates[0].growth, quiet=True)
         net, prepare = self.net.eval(), preparation(self.ready.preprocessing)
         extract = net.dense(self.number - 1).get_submodule("features").to(self.options.device)
         self.watch.say(f"the features are frozen: computing those of {len(task.train) + len(task.val)} pictures once")
@@ -294,24 +305,27 @@ class Learning:
             model = chain.model  # model.json never changes; its spreads are close enough for other weights
         return model, net
 
-    def _possible(self) -> tuple[float, ...]:
-        """The growths to try, none beyond what is left."""
+    def _possible(self) -> tuple[Candidate, ...]:
+        """The growths and ranks to try, none beyond what is left."""
+        options = self.options
         if not self.net.history:
-            return (self.backbone.start,)
-        if self.start is not None and self.start.frozen and self.options.growth is None:
-            return (0.0,)
+            return (Candidate(self.backbone.start),)
         left = max(0.0, self.net.left())
-        growths = tuple(sorted({min(g, left) for g in self.options.growths}))
-        if growths[-1] < max(self.options.growths):
+        if isinstance(options.budget, int):
+            return tuple(within_budget(self.net, options.budget, left))
+        if self.start is not None and self.start.frozen and options.growth is None:
+            return (Candidate(0.0, options.rank),)
+        growths = tuple(sorted({min(g, left) for g in options.growths}))
+        if growths[-1] < max(options.growths):
             self.watch.say(f"the network is near its limit: it can grow by {left:.3g} of its full width")
-        return growths
+        return tuple(Candidate(growth, options.rank) for growth in growths)
 
     def _different(self) -> list[Addition]:
-        """What each growth adds; of growths that add the same features the smallest stands for all."""
-        found: dict[tuple[tuple[int, int], ...], Addition] = {}
-        for growth in self.growths:
-            one = addition(self.net, self.ready, growth)
-            first = found.setdefault(tuple(one.features.values()), one)
+        """What each candidate adds; of growths that add the same features the smallest stands for all."""
+        found: dict[Any, Addition] = {}
+        for growth, rank in self.candidates:
+            one = addition(self.net, self.ready, growth, rank)
+            first = found.setdefault((*one.features.values(), rank), one)
             if first is not one:
                 self.watch.say(f"a growth of {growth:g} adds the same features as {first.growth:g} and is not tried")
         return list(found.values())

@@ -22,6 +22,7 @@ MOST_SEED = 2**63
 MOST_WIDTH = 16
 """Of a network of ours, as a share of the published one."""
 MOST_ALIGN = 1024
+MOST_RANK = 4096
 GROWTH = 0.1
 SEARCH = (0.0, 0.05, 0.1, 0.2)
 """The growths that a search tries."""
@@ -68,6 +69,13 @@ class Options:
         "What a later task adds, as a share of the first network, 0.1 by default; or 'search', or several to try: "
         "0,0.05,0.1. A first task makes the network and adds nothing to it.",
     )
+    rank: int = option(
+        0, "Of the step by which weights older than a later task lean towards it; 16 is usual, 0 is none."
+    )
+    budget: int | str | None = option(
+        None,
+        "What a later task may add, such as 5MB: tries it as growth, as rank and half as each, and keeps the best.",
+    )
     margin: float = option(0.015, "How much accuracy a search may give up for a smaller growth.")
     epochs: int = option(60, "Epochs at most.")
     lr: float = option(0.02, "Learning rate to begin with.")
@@ -100,6 +108,11 @@ class Options:
             raise ModelError("frozen keeps weights that training starts from, and pretrained=False starts from none")
         if isinstance(self.growth, str):
             object.__setattr__(self, "growth", _growth(self.growth))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", _bytes(self.budget))
+        if self.budget is not None and (self.growth is not None or self.rank):
+            raise BadOption("budget", "says how much to grow and to lean: leave out growth and rank")
+        self._within("rank", "a whole number from", 0, MOST_RANK)
         self._within("size", "from", 4, MOST_PIXELS, " pixels")
         self._within("shift", "from", 0, MOST_PIXELS, " pixels")
         self._within("align", "from", 1, MOST_ALIGN, " features")
@@ -127,7 +140,7 @@ class Options:
         """The same number is the same text on disk, be it given as 1, 1.0 or numpy's."""
         for each, hint in described():
             value, kinds = getattr(self, each.name), {hint, *get_args(hint)} & {int, float}
-            if len(kinds) == 1 and each.name != "growth" and value is not None:
+            if len(kinds) == 1 and each.name not in {"growth", "budget"} and value is not None:
                 object.__setattr__(self, each.name, _number(each.name, value, kinds.pop()))
 
     @staticmethod
@@ -207,6 +220,19 @@ def _growth(text: str) -> float | Sequence[float]:
         wanted = "wants a share such as 0.1, several such as 0,0.05,0.1, or 'search'"
         raise BadOption("growth", f"{wanted}; got '{text}'") from None
     return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _bytes(value: int | str) -> int:
+    """A number of bytes: 5000000, 500kB, 5MB."""
+    text = str(value).strip().lower().removesuffix("b")
+    scale = {"k": 10**3, "m": 10**6, "g": 10**9}.get(text[-1:], 1)
+    try:
+        found = round(float(text.rstrip("kmg")) * scale)
+    except (ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise BadOption("budget", f"is a number of bytes, such as 500kB or 5MB, not {value!r}")
+    return found
 
 
 def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float:
