@@ -80,11 +80,12 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     folder.check_place()
     with TemporaryDirectory() as room:
         chain = folder.read() if folder.exists() or folder.entries() else None
-        options = resolved(options, chain, Path(room))
-        return _learn(folder, chain, pictures, name, options, watch)
+        return _learn(folder, chain, pictures, name, options, resolved(options, chain, Path(room)), watch)
 
 
-def _learn(folder: Folder, chain: Chain | None, pictures: Path, name: str, options: Options, watch: Watch) -> TaskFacts:
+def _learn(
+    folder: Folder, chain: Chain | None, pictures: Path, name: str, asked: Options, options: Options, watch: Watch
+) -> TaskFacts:
     backbone, classifier = backbone_of(chain, options, name), None
     listing = list_pictures(pictures)
     if chain is None and libraries.is_foreign(backbone.network):
@@ -95,7 +96,9 @@ def _learn(folder: Folder, chain: Chain | None, pictures: Path, name: str, optio
     given = (classifier.mean, classifier.std) if classifier else normalization(options, backbone.shape[0])
     ready = lesson_of(listing, backbone.shape, name, options, watch, Start.of(chain), given)
     with changing(folder, watch):
-        chain = folder.read() if folder.exists() else None
+        before, chain = chain, folder.read() if folder.exists() else None
+        if before is None and chain is not None:  # what was taken by default was for a model of its own
+            options, classifier, given = asked, None, None
         own = backbone if classifier and chain is None else backbone_of(chain, options, name)
         if own.shape != backbone.shape:
             watch.say("another process has made the model meanwhile, for other pictures; reading them again")
