@@ -113,7 +113,8 @@ def test_what_lies_elsewhere_is_not_fetched_and_archives_are_kept_on_request(
 ) -> None:
     asked: list[tuple[str, Path, bool]] = []
 
-    def download(entry: Source, root: Path, progress: object, keep: bool) -> None:
+    def download(entry: Source, root: Path, progress: object, keep: bool, insecure: bool) -> None:
+        assert not insecure
         asked.append((entry.name, root, keep))
         helpers.mnist(root / "mnist")
 

@@ -57,7 +57,7 @@ def test_json() -> None:
 
 def test_a_shape_too_small_for_one_network_leaves_the_others() -> None:
     output = run("--shape", "3,32,32")
-    assert line(output, "alexnet")[1:6] == ["3×32×32³", "–", "–", "–", "–"]
+    assert line(output, "alexnet²")[1:6] == ["3×32×32³", "–", "–", "–", "–"]
     assert "alexnet needs images of at least 63×63" in " ".join(output.split())
     assert line(output, "vgg16⁴")[2] == "33,597,248"
     rows = {row["name"]: row for row in json.loads(run("--shape", "3,32,32", "--json"))}

@@ -60,7 +60,7 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = (
         "--network small --width 0.5 --size 16 --gray --weights w.pt --align 8 --growth 0,0.2 --epochs 7 --lr 0.5 "
         "--batch-size 9 --held-out 0.3 --selection 0.1 --test t --tune --scratch --seed 11 --flip --shift 2 --strict "
-        "--unreadable 0.5 --finish --device cuda:1 --precision bf16 --margin 0.1 --patience 3"
+        "--unreadable 0.5 --finish --device cuda:1 --precision bf16 --margin 0.1 --patience 3 --rank 4"
     )
     run(f"zeroforget learn {tmp_path}/m pictures --task birds {words}")
     run(f"zeroforget learn {tmp_path}/m pictures --task birds --color")
@@ -70,6 +70,7 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "held_out": 0.3, "selection": 0.1, "test": Path("t"), "frozen": False, "pretrained": False,
         "seed": 11, "flip": True, "shift": 2, "strict": True, "unreadable": 0.5, "finish": True,
         "device": "cuda:1", "precision": "bf16", "margin": 0.1, "patience": 3,
+        "rank": 4, "budget": None,
     }  # fmt: skip
     assert seen == [told, {"pictures": Path("pictures"), "task": "birds", **asdict(Options(gray=False))}]
 
@@ -80,7 +81,7 @@ def test_an_option_is_written_once() -> None:
     table = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
     for each, hint in described():
         assert (shown[each.name].default, shown[each.name].annotation) == (each.default, hint)
-        assert f"--{each.name.replace('_', '-')}`" in table or each.metadata["flag"] in table
+        assert (each.metadata["flag"] or f"--{each.name.replace('_', '-')}`") in table
         assert each.metadata["about"] in table
     assert inspect.signature(Model.learn).parameters["watch"].kind is inspect.Parameter.KEYWORD_ONLY
 
@@ -172,7 +173,8 @@ def test_what_is_shipped_is_a_share_of_the_model(pair: Path, tmp_path: Path) -> 
     assert output == f"wrote {update}: 'high', {size:,} bytes, {100 * size / whole:.1f} % of the model\n"
     shutil.copytree(pair / "pair", tmp_path / "again")
     head = open_model(pair / "pair").head[:16]
-    assert run(f"zeroforget receive {tmp_path}/again {update}")[0] == f"nothing new; the model is {head}\n"
+    told = f"the origin of {update} is unknown: it is not signed\nnothing new; the model is {head}\n"
+    assert run(f"zeroforget receive {tmp_path}/again {update}")[0] == told
 
 
 def test_a_hash_is_the_models_however_it_is_written(pair: Path) -> None:

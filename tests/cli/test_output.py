@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def test_a_narrow_terminal_hides_no_answer(garden: Path) -> None:
     assert "low/digit0/000.png" in told.stdout
     assert "digit0" in told.stdout.replace("low/digit0", "")
     told = spoken(garden, "tasks", "garden", FORCE_COLOR="1", COLUMNS="40")
-    assert "100.0 %" in told.stdout
+    assert re.search(r"\d+\.\d %", told.stdout)
     assert "…" not in told.stdout
 
 

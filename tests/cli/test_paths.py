@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 from PIL import Image
@@ -43,8 +43,11 @@ def test_every_path_of_every_command_is_looked_at() -> None:
     found = 0
     for command in app.registered_commands:
         assert command.callback is not None
-        hints: dict[str, Any] = get_type_hints(command.callback, include_extras=True)
-        for name in inspect.signature(command.callback).parameters:
+        hints: dict[str, Any] = {
+            name: parameter.annotation
+            for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items()
+        }
+        for name in hints:
             if "Path" in str(hints[name]):
                 found += 1
                 (told,) = [each for each in get_args(hints[name])[1:] if hasattr(each, "parser")]

@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,11 +100,14 @@ def test_a_broken_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> No
 
 
 def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    path, open_ = tar(tmp_path / "good.tar", (plain("a"), b"a")), Path.open
 
-    path = tar(tmp_path / "good.tar", (plain("a"), b"a"))
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    def full(self: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+        if "w" in mode or "x" in mode:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open_(self, mode, *given, **named)
+
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(DataError, match=r"good\.tar cannot be unpacked: .*No space left.*; make room") as told:
         unpack(path, tmp_path / "into")
     assert "delete" not in str(told.value)

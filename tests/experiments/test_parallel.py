@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -200,7 +201,7 @@ def begun(process: subprocess.Popen[str], out: Path) -> list[int]:
     for _ in range(1200):
         assert process.poll() is None, process.communicate()[0]
         if len(list(out.rglob("phase-000.safetensors"))) == 2:
-            return [int(lock.read_text()) for lock in out.rglob(".lock")]
+            return [json.loads(lock.read_text())["pid"] for lock in out.rglob(".lock")]
         time.sleep(0.05)
     raise AssertionError("no run began")
 

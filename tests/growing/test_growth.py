@@ -218,4 +218,5 @@ def test_what_adds_no_feature_by_intent_is_not_told() -> None:
     assert full.widths() == {"0": 4, "2": 4}
     still = grow(nn.Linear(3, 4), torch.randn(2, 3), keep=[""])
     still.add_task("0", 2)
-    still.add_task("1", 2, 0.1)
+    with pytest.warns(UserWarning, match="nothing in this network can grow"):
+        still.add_task("1", 2, 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ class Again(Tfm):
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """As TFM does, then once more; if that fails, the task was never learned."""
-        before = self.net
+        before = copy.deepcopy(self.net) if not self.specs else self.net  # a first task cannot be dropped
         first = super().learn(task, fit, past)
         try:
             second = fit(self, task, len(self.specs) - 1, lr=fit.regime.lr * self.rate)

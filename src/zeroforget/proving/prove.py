@@ -148,8 +148,10 @@ def _try_equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Failure | 
 
 def check_start(net: nn.Module, axes: Axes, example: Tensor, widths: Mapping[str, int]) -> None:
     """Raise CannotGrow if the network computes other things at the widths that its first task starts with."""
+    wide = reshaped(net, axes.tensors, axes.attributes, dict(widths))
     try:
-        other = _other_call(axes, watched(reshaped(net, axes.tensors, axes.attributes, dict(widths)), example)[0].calls)
+        with torch.device("meta"):  # for what a network makes when it runs first
+            other = _other_call(axes, watched(wide, example)[0].calls)
     except ERRORS as error:
         other = Failure("", short(error))
     if other is not None:

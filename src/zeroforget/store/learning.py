@@ -6,10 +6,10 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -78,9 +78,9 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     name, folder = task_name(name), Folder(path)
     check_apart(path, pictures)
     folder.check_place()
-    with TemporaryDirectory() as room:
+    with ExitStack() as stack:
         chain = folder.read() if folder.exists() or folder.entries() else None
-        return _learn(folder, chain, pictures, name, options, resolved(options, chain, Path(room)), watch)
+        return _learn(folder, chain, pictures, name, options, resolved(options, chain, stack), watch)
 
 
 def _learn(

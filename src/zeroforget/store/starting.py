@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
 
@@ -46,9 +48,9 @@ class Start:
         return Start(first.training[FROZEN] is True, (first.preprocessing.mean, first.preprocessing.std))
 
 
-def resolved(options: Options, chain: Chain | None, room: Path) -> Options:
-    """The options with the network and the file of weights that a first task starts from. What a library fetches is
-    written into `room`."""
+def resolved(options: Options, chain: Chain | None, stack: ExitStack) -> Options:
+    """The options with the network and the file of weights that a first task starts from. What a library fetches lies in
+    a folder that is gone when `stack` is left."""
     if chain is not None and chain.tasks:
         if options.frozen is not None:
             raise ModelError("frozen counts for the first task only; this model has learned already")
@@ -60,8 +62,9 @@ def resolved(options: Options, chain: Chain | None, room: Path) -> Options:
         own = embedded.is_there() and sha256(embedded.FILE.read_bytes()) == chain.model.weights
         return replace(options, weights=embedded.FILE) if own else options
     if options.pretrained and network is not None and libraries.is_foreign(network):
-        save_file(libraries.pretrained(network), room / "weights.safetensors")
-        return replace(options, weights=room / "weights.safetensors")
+        file = Path(stack.enter_context(TemporaryDirectory())) / "weights.safetensors"
+        save_file(libraries.pretrained(network), file)
+        return replace(options, weights=file)
     if options.pretrained and network not in (None, embedded.NETWORK):
         raise ModelError(
             f"no weights of '{network}' come with zeroforget: bring a file and name it with --weights FILE "
