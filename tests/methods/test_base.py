@@ -11,11 +11,15 @@ from torch import nn
 
 from tests.methods import helpers
 from zeroforget.data import Split
-from zeroforget.methods import Method, TaskSpec, importance, names
+from zeroforget.methods import Method, TaskSpec, find, importance, names
 from zeroforget.methods.phases import joined
+from zeroforget.methods.tfm import Tfm
 from zeroforget.progress import Epoch
 from zeroforget.training import Fit, FitLog, Progress
 from zeroforget.training.evaluate import batches as batches_of_a_split
+
+FIXED = [name for name in names() if not issubclass(find(name)[0], Tfm)]
+"""Methods over a network as it is given."""
 
 
 def test_only_the_newest_head_learns_and_the_one_before_does_again_without_it() -> None:
@@ -38,13 +42,6 @@ def test_heads_are_of_the_networks_own_kind_of_number() -> None:
     method = Method(helpers.plain_net().double(), helpers.EXAMPLE.double())
     method.add_task(TaskSpec("a", 2))
     assert method(helpers.EXAMPLE.double(), 0).dtype == torch.float64
-
-
-def test_what_was_found_of_a_network_is_found_anew_for_each_task() -> None:
-    method = helpers.make("finetuning", helpers.plain_net)
-    method._rectified = {True: [nn.Identity()]}
-    helpers.learn(method, helpers.tasks()[2], regime=replace(helpers.REGIME, epochs=1))
-    assert not method._rectified
 
 
 def test_two_phases_are_told_as_one() -> None:
@@ -150,17 +147,19 @@ def test_validation_counts_what_training_does(name: str) -> None:
     torch.testing.assert_close(losses.mean(), method.loss(x, y, 1))
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n != "ssl" and not n.startswith("tfm")])
+@pytest.mark.parametrize("name", [n for n in FIXED if n != "ssl"])
 def test_a_network_without_parameters_serves_heads(name: str) -> None:
     """Linear classifiers on what is given: a baseline that wants no network."""
     method = helpers.make(name, nn.Flatten)
     for k, task in enumerate(sequence := helpers.tasks(((0, 1), (2, 3)), 20)):
-        helpers.learn(method, task, sequence[:k], regime=replace(helpers.REGIME, epochs=10))
+        helpers.learn(
+            method, task, sequence[:k], regime=replace(helpers.REGIME, epochs=40 if name in {"wsn", "supsup"} else 10)
+        )
     assert [head.in_features for head in method.heads] == [64, 64]
     assert min(helpers.score(method, k, task) for k, task in enumerate(sequence)) > 0.7
 
 
-@pytest.mark.parametrize("name", [n for n in names() if not n.startswith("tfm")])
+@pytest.mark.parametrize("name", FIXED)
 def test_making_a_method_and_its_tasks_moves_no_statistics(name: str) -> None:
     net = helpers.normed_net().train()
     before = helpers.copied(dict(net.named_buffers()))

@@ -49,8 +49,8 @@ class Start:
 
 
 def resolved(options: Options, chain: Chain | None, stack: ExitStack) -> Options:
-    """The options with the network and the file of weights that a first task starts from. What a library fetches lies in
-    a folder that is gone when `stack` is left."""
+    """The options with the network and the file of weights that a first task starts from. What a library fetches lies
+    in a folder that is gone when `stack` is left."""
     if chain is not None and chain.tasks:
         if options.frozen is not None:
             raise ModelError("frozen counts for the first task only; this model has learned already")
