@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods import helpers
-from zeroforget.methods import Method, names
+from zeroforget.methods import Method, find, names
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.bitmasks import maskable
 from zeroforget.methods.packnet import PackNet
 from zeroforget.methods.piggyback import Piggyback
 from zeroforget.methods.pnn import Pnn
 from zeroforget.methods.progress_compress import ProgressCompress
+from zeroforget.methods.tfm import Tfm
 
 SHORT = replace(helpers.REGIME, epochs=2, options={"momentum": 0.9, "weight_decay": 0.01})
-NAMES = [name for name in names() if not name.startswith("tfm")]
+NAMES = [name for name in names() if not issubclass(find(name)[0], Tfm)]
 
 
 def frozen_net(*layers: int) -> nn.Module:

@@ -85,6 +85,8 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
 CONVOLUTIONS = {
     "tfm": {0},  # a growing network has layers of its own, with rectifiers of their own
     "tfm-nofn": {0},
+    "lean": {0},
+    "adapters": {0},
     "r-ewc": {0},  # its layers are rotated, so that none follows a plain convolution
     "hat": {0},  # weights are computed from the network's own
     "piggyback": {2, 0},  # so they are, from the second task on
