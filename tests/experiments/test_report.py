@@ -83,14 +83,13 @@ def test_the_header_says_what_was_run_and_proved(html: str) -> None:
     assert "Finetuning, Joint, EWC : the logits of every earlier task changed" in text
 
 
-def test_the_best_average_is_bold_and_upper_bounds_do_not_compete(html: str) -> None:
+def test_only_what_an_interval_carries_is_bold_and_upper_bounds_do_not_compete(html: str) -> None:
     table = html[html.index("<tbody>") : html.index("</tbody>")]
     bold = [words(row + "</tr>") for row in table.removeprefix("<tbody>").split("</tr>") if "<b>" in row]
     averages = {e: sum(r.average for r in study() if r.method == e) / 2 for e in ("joint", "tfm")}
     assert averages["joint"] > averages["tfm"]
-    assert len(bold) == 1
-    assert bold[0].startswith("TFM 9")
-    assert f"<b>{100 * averages['tfm']:.1f}</b>" in table
+    assert not bold  # two seeds carry no difference, and joint is no contestant
+    assert f"{100 * averages['tfm']:.1f}" in table
 
 
 def test_the_page_is_small_and_holds_its_library_once(html: str) -> None:

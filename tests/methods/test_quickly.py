@@ -77,6 +77,8 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
     with Main().recording():
         found = learned(name, make)
     for tensor, value in found.items():
+        if (name, make, tensor) == ("wsn", normed, "net.0.bias"):
+            continue  # before a norm its gradient is rounding alone, which Adam turns into steps
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
     expected = {2} if make is normed else CONVOLUTIONS.get(name, {2})
     assert set(seen) == (BOTH.get(name, expected) if make is normed else expected)
@@ -89,6 +91,9 @@ CONVOLUTIONS = {
     "adapters": {0},
     "r-ewc": {0},  # its layers are rotated, so that none follows a plain convolution
     "hat": {0},  # weights are computed from the network's own
+    "eft": {2, 0},  # a later task transforms what a convolution gives before it is rectified
+    "supsup": {0},  # its weights are computed, too
+    "wsn": {0},
     "piggyback": {2, 0},  # so they are, from the second task on
     "pnn": {2, 3},  # columns hear each other before they rectify, from the second on
     "progress-compress": {3, 5},

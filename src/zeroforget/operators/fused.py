@@ -128,7 +128,7 @@ class _Fused(torch.autograd.Function):
         whole = by_gamma = by_beta = by_cols = grad_x = None
         at_once = rows is not None and cols is not None and _at_once(block, ctx.shape[1])
         with Beside(g) as beside:
-            beside.reads(gy, x, sums)
+            beside.reads(gy, x, sums, up, down)
             with beside.aside():
                 want = rows is not None and not at_once, born is not None and sums is None
                 by_rows, by_born = _by_new_outputs(gy, x, weight, plan, *want)
