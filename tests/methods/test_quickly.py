@@ -77,7 +77,7 @@ def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], mo
     with Main().recording():
         found = learned(name, make)
     for tensor, value in found.items():
-        if (name, make, tensor) == ("wsn", normed, "net.0.bias"):
+        if (name, make) == ("wsn", normed) and tensor in ("net.0.bias", "net.4.bias"):
             continue  # before a norm its gradient is rounding alone, which Adam turns into steps
         torch.testing.assert_close(value, plain[tensor], rtol=2e-3, atol=2e-4, msg=lambda m, t=tensor: f"{t}: {m}")
     expected = {2} if make is normed else CONVOLUTIONS.get(name, {2})

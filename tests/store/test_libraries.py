@@ -182,7 +182,7 @@ def test_heads_are_aligned_by_their_channels_and_models_that_counted_heads_stay_
     assert heads(new) == [2, 2]
     assert open_model(new.path).verify().holds
     with monkeypatch.context() as before:
-        before.setattr("zeroforget.proving.grow.common_spans", lambda weights: {})
+        before.setattr("zeroforget.growing.growth.common_spans", lambda tensors: {})
         old = made(tmp_path / "old", data, "timm/heads_tiny", file, align=8)
         old.learn(data / "low", "low", growth=0.5, **LATER)
         answers = [old.dense(task)(x) for task in ("digits", "low")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,11 +80,7 @@ def describe(name: str) -> dict[str, Any]:
 
     cls, implied = registry.find(name)
     about = (inspect.getdoc(cls) or "").partition("\nOptions:\n")[0]
-    told: dict[str, str] = {}
-    for one in reversed(cls.__mro__):  # a class may pass options on to the one that it extends
-        rest = (inspect.cleandoc(one.__doc__ or "")).partition("\nOptions:\n")[2]
-        found = re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest, re.M)
-        told |= {match[1]: " ".join(match[2].split()) for match in found}
+    told = registry.told_options(cls)
     return {
         "name": name,
         "family": cls.family,

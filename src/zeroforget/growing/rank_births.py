@@ -26,7 +26,7 @@ _BITS = 14
 _SMALL = 256
 """Of fewer inputs, or fewer samples, all directions are found; of more only the leading ones are looked for."""
 _IMAGES, _SAMPLES = 64, 1024
-"""So many images are looked at together, and of each layer's inputs so many samples are kept of them."""
+"""So many images are looked at together, and of each layer's inputs about so many samples are kept in all."""
 _CHUNK = 2**20
 """So many products are made at a time: a step in float64 would take twice the weight's memory."""
 
@@ -158,11 +158,11 @@ def input_samples(net: nn.Module, images: Tensor) -> dict[str, Tensor]:
     kernel). Convolutions with groups are left out: their matrices have few inputs, so any directions will do."""
     found: dict[str, list[Tensor]] = {}
     hooks = []
-    features = net.get_submodule("features")
+    features, each = net.get_submodule("features"), max(1, _SAMPLES // -(-len(images) // _IMAGES))
     for path, module in features.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and getattr(module, "groups", 1) == 1:
             name = f"{path}.weight" if path else "weight"
-            hooks.append(module.register_forward_pre_hook(_keep(found.setdefault(name, []))))
+            hooks.append(module.register_forward_pre_hook(_keep(found.setdefault(name, []), each)))
     try:
         for part in images.split(_IMAGES):
             net(part)
@@ -172,17 +172,17 @@ def input_samples(net: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat(parts) for name, parts in found.items() if parts}
 
 
-def _keep(parts: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _keep(parts: list[Tensor], most: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def look(module: nn.Module, given: tuple[Any, ...]) -> None:
         x = given[0]
-        rows = x.reshape(-1, x.shape[-1], 1) if isinstance(module, nn.Linear) else _patches(module, x)
-        parts.append(rows[:: -(-len(rows) // _SAMPLES)].clone())
+        rows = x.reshape(-1, x.shape[-1], 1) if isinstance(module, nn.Linear) else _patches(module, x, most)
+        parts.append(rows[:: -(-len(rows) // most)].clone())
 
     return look
 
 
-def _patches(conv: nn.Module, x: Tensor) -> Tensor:
-    """What a convolution reads at each of some positions: (positions, channels, kernel)."""
+def _patches(conv: nn.Module, x: Tensor, most: int) -> Tensor:
+    """What a convolution reads at each of about so many positions: (positions, channels, kernel)."""
     numbers: Any = conv
     if x.dim() == 1 + len(numbers.kernel_size):
         x = x.unsqueeze(0)
@@ -194,7 +194,7 @@ def _patches(conv: nn.Module, x: Tensor) -> Tensor:
     dims = list(range(2, x.dim()))
     for dim, size, stride, dilation in zip(dims, numbers.kernel_size, numbers.stride, numbers.dilation, strict=True):
         x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    every = math.ceil((math.prod((len(x), *(x.shape[d] for d in dims))) / _SAMPLES) ** (1 / len(dims)))
+    every = math.ceil((math.prod((len(x), *(x.shape[d] for d in dims))) / most) ** (1 / len(dims)))
     for dim in dims:
         x = x[(slice(None),) * dim + (slice(None, None, min(every, x.shape[dim])),)]
     return x.movedim(1, len(dims) + 1).flatten(0, len(dims)).flatten(2)

@@ -96,11 +96,11 @@ class Contract:
 
     def describes_itself(self) -> None:
         """The docstring tells the idea and every option; the trade-off, if any, is an option."""
-        about, options = self.cls.__doc__ or "", registry.options(self.cls)
-        if not about:
+        options = registry.options(self.cls)
+        if not self.cls.__doc__:
             raise Broken("the class has no docstring")
-        if untold := [option for option in options if f"{option}:" not in about]:
-            raise Broken(f"the docstring's options do not tell what '{untold[0]}' is")
+        if untold := options.keys() - registry.told_options(self.cls).keys():
+            raise Broken(f"the docstring's options do not tell what '{min(untold)}' is")
         if self.cls.tradeoff is not None and self.cls.tradeoff not in options:
             raise Broken(f"its tradeoff '{self.cls.tradeoff}' is none of its options")
 

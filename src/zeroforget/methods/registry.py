@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -133,6 +134,16 @@ def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
             if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
                 break
     return found
+
+
+def told_options(cls: type[Method]) -> dict[str, str]:
+    """What the docstrings say of each option, those of the classes that it extends included."""
+    told: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        rest = inspect.cleandoc(one.__doc__ or "").partition("\nOptions:\n")[2]
+        found = re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest, re.M)
+        told |= {match[1]: " ".join(match[2].split()) for match in found}
+    return told
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

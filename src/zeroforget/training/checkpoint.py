@@ -41,8 +41,8 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A copy of every tensor: safetensors refuses tensors that share memory, as tied parameters do.
         plain = {name: _plain(tensor.detach()) for name, tensor in tensors.items()}
-        words = {"facts": json.dumps(facts)}
-        words[_SUM] = _checksum(plain, words["facts"])
+        # One word alone: of several, the library writes now this one first and now that one.
+        words = {"facts": json.dumps(facts | {_SUM: _checksum(plain, facts)})}
         with replacing(self.path, self.path.with_suffix(f".{os.getpid()}.tmp")) as aside:
             try:
                 save_file(plain, aside, metadata=words)
@@ -60,17 +60,18 @@ class Checkpoint:
             with safe_open(self.path, framework="pt") as file:
                 words = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads(words["facts"])
-        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            facts = dict(json.loads(words["facts"]))
+        except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise DamagedCheckpoint(self.path, str(error)) from error
-        if words.keys() - {"facts", _SUM} or words.get(_SUM) not in {None, _checksum(tensors, words["facts"])}:
+        claimed = facts.pop(_SUM, None) or words.get(_SUM)
+        if words.keys() - {"facts", _SUM} or claimed not in {None, _checksum(tensors, facts)}:
             raise DamagedCheckpoint(self.path, "its content is not what was written (sha256 differs)")
         return tensors, facts
 
 
-def _checksum(tensors: dict[str, Tensor], facts: str) -> str:
+def _checksum(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
     """Of every name, type, shape and byte."""
-    digest = hashlib.sha256(facts.encode())
+    digest = hashlib.sha256(json.dumps(facts).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
