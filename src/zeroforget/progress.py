@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 
 @dataclass(frozen=True)
@@ -100,15 +101,19 @@ def has_bars(console: Console) -> bool:
 
 def bars(console: Console, *, transient: bool = False) -> Bars:
     """Bars with the time that was and the time that is left."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    return Bars(*columns, *times, console=console, transient=transient)
+    return Progress(*columns, *times, console=console, transient=transient)
 
 
 class TrainingDisplay:
     """Shows the reading of pictures and a training, with a bar for each phase that trains."""
 
     def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
         self.console = console or Console(stderr=True)
         self.bars = bars(self.console) if has_bars(self.console) else None
         self.rows: dict[str, TaskID] = {}
@@ -126,7 +131,7 @@ class TrainingDisplay:
         """Move its bar, ten times a second at most; or print the epoch that has just ended."""
         if self.bars is None:
             if (line := epoch_line(progress)) is not None:
-                self.console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+                self.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
             return
         name, now = f"training{f' {progress.phase + 1}' if progress.phase else ''}", time.monotonic()
         if now - self.drawn.get(name, 0.0) < 0.1:

@@ -37,6 +37,19 @@ def test_tasks_go_by_name_or_number(net: tuple[GrowingNetwork, Tensor]) -> None:
     assert network(x, "cars").shape == (6, 5)
 
 
+def test_a_network_prints_a_row_for_each_task(net: tuple[GrowingNetwork, Tensor]) -> None:
+    network, _ = net
+    birds, cars = (sum(network.widths(task).values()) for task in ("birds", "cars"))
+    title, _, *rows = str(network).splitlines()
+    assert title.endswith(": 2 tasks")
+    assert [row.split() for row in rows] == [
+        ["birds", "3", str(birds), f"+{birds}"],
+        ["cars", "5", str(cars), f"+{cars - birds}"],
+    ]
+    assert repr(network).endswith(f"tasks: 'birds', 'cars'; {cars} features)")
+    assert network._repr_html_().count("<tr>") == 3
+
+
 def test_births_masks_and_widths_tell_one_story(net: tuple[GrowingNetwork, Tensor]) -> None:
     network, _ = net
     for axis, births in network.births.items():

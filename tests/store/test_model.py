@@ -118,6 +118,19 @@ def test_a_model_tells_where_it_is_and_what_it_knows(trained: Path, tmp_path: Pa
     assert repr(open_model(tmp_path / "new")) == f"Model('{tmp_path / 'new'}'; tasks: none yet)"
 
 
+def test_a_model_and_its_tasks_print_as_tables(trained: Path, tmp_path: Path) -> None:
+    model = open_model(trained)
+    title, head, low, middle = str(model).splitlines()
+    assert title == f"{trained}: 2 tasks"
+    assert head.split() == ["task", "classes", "accuracy", "features", "new", "bytes", "learned"]
+    assert low.split()[0] == "low"
+    assert middle.split()[0] == "middle"
+    assert str(model.tasks).splitlines() == ["2 tasks", head, low, middle]
+    assert model.tasks._repr_html_().count("<tr>") == model._repr_html_().count("<tr>") == 3
+    assert str(open_model(tmp_path / "new")) == f"{tmp_path / 'new'}: no task yet"
+    assert model.tasks == tuple(model.tasks)
+
+
 def test_numbers_are_no_pictures_and_names_of_tasks_are_words(trained: Path, data: Path) -> None:
     model = open_model(trained)
     files = sorted((data / "low").rglob("*.png"))[:2]

@@ -22,7 +22,16 @@ from zeroforget.axes.trace import Watcher, watch
 
 
 class CannotGrow(ValueError):
-    """Some feature axis cannot be followed; the message names the operator, the module and the remedy."""
+    """Some feature axis cannot be followed; the message names the operator, the module and the remedy.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> body = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh())
+        >>> try:
+        ...     net = zeroforget.grow(body, torch.randn(2, 4))
+        ... except zeroforget.CannotGrow as why:
+        ...     print(why)  # says which `keep=[...]` to pass
+    """
 
 
 class Care(IntEnum):

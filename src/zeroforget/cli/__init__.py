@@ -28,7 +28,7 @@ def main() -> None:
         complain("[bold red]error:[/]", _sentence(error))
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print("stopped")
+        errors().print("stopped")
         sys.exit(130)
 
 

@@ -102,7 +102,7 @@ def adopt_command(
         f"{100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures right"
     )
     if (wrong := doubt(facts, names)) is not None:
-        errors.print(f"[bold yellow]warning:[/] {shown(wrong)}", highlight=False, soft_wrap=True)
+        errors().print(f"[bold yellow]warning:[/] {shown(wrong)}", highlight=False, soft_wrap=True)
     say(f"teach it more with: zeroforget learn {model} PICTURES --task NAME")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field
@@ -10,43 +11,61 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from typer.core import TyperGroup
 
 from zeroforget.files import paths
 from zeroforget.files.mistakes import WrongOption
-from zeroforget.files.signs import visible
 
 if TYPE_CHECKING:
+    from zeroforget.files.terminal import Terminal
     from zeroforget.store import Options
+
+MODEL, LAB = "A model in a folder", "The laboratory"
+"""How `--help` groups the commands."""
+
+
+class Groups(TyperGroup):
+    """`--help` in plain text, the commands under their headings: typer's boxes take three times as long to load."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each command with what it is for, as far as its first full stop."""
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            if not command.hidden:
+                about = command.get_short_help_str(limit=10**6).partition(". ")[0].rstrip(".")
+                headings.setdefault(command.rich_help_panel or "Commands", []).append((name, about))
+        for heading, rows in headings.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="zeroforget",
     help="Continual learning without forgetting: add tasks to a network, and prove that nothing it knew has changed.",
     no_args_is_help=True,
+    cls=Groups,
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-MODEL, LAB = "A model in a folder", "The laboratory"
-"""How `--help` groups the commands."""
 
 
-LINES = "\n"
-"""The only control sign in what is printed."""
+@functools.cache
+def console() -> Terminal:
+    """Where results are printed; made when something is, since `--help` needs none of it."""
+    from zeroforget.files.terminal import Terminal
+
+    return Terminal()
 
 
-class Terminal(Console):
-    """A console that shows hidden signs of whatever is printed as escapes, and passes only its own commands on."""
+@functools.cache
+def errors() -> Terminal:
+    """Where the rest is printed: warnings, mistakes, bars."""
+    from zeroforget.files.terminal import Terminal
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """As the console does it, each text made visible."""
-        for one in super().render(renderable, options):
-            yield one if one.control else Segment(visible(one.text, keep=LINES), one.style)
-
-
-console = Terminal()
-errors = Terminal(stderr=True)
+    return Terminal(stderr=True)
 
 
 def as_path(text: str) -> Path:

@@ -32,7 +32,7 @@ def progress_bars() -> Iterator[OnRead]:
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors) as bars:
+    with Progress(*columns, console=errors()) as bars:
         rows: dict[str, TaskID] = {}
 
         def told(what: str, done: int, total: int) -> None:
@@ -62,8 +62,8 @@ def scenarios(data_root: DataRoot = None) -> None:
         lacks = missing(plan, data_root)
         state = f"[yellow]needs {', '.join(lacks)}[/]" if lacks else "[green]ready[/]"
         table.add_row(name, *_counts(plan), state)
-    console.print(table)
-    console.print(
+    console().print(table)
+    console().print(
         "\nA tenth of each class's training images is kept for validation. Any data set can be cut as NAME/N, for "
         "example mnist/5; `zeroforget data` lists them.",
         highlight=False,
@@ -121,7 +121,7 @@ def _list(data_root: Path | None) -> None:
     for name, entry in SOURCES.items():
         state = "[green]yes[/]" if find(entry, data_root) is not None else "[yellow]no[/]"
         table.add_row(name, f"{entry.classes:,}", f"{entry.train:,}", f"{entry.test:,}", state, shown(entry.title))
-    console.print(table)
+    console().print(table)
 
 
 def _status(entry: Source, data_root: Path | None) -> None:

@@ -24,15 +24,15 @@ def demo_command(
     from zeroforget.experiments.tables import tables
 
     torch.set_num_threads(1)  # for a network this small, handing work to threads takes longer than the work
-    with tempfile.TemporaryDirectory() as folder, ExperimentDisplay(console, 2, epochs=False) as watch:
+    with tempfile.TemporaryDirectory() as folder, ExperimentDisplay(console(), 2, epochs=False) as watch:
         finetuning, tfm = demo.learn(Path(folder), watch, seed)
-    console.print()
+    console().print()
     for table in tables([finetuning, tfm]):
-        console.print(terminal(table), soft_wrap=True)
-    console.print(demo.growth_table(tfm), soft_wrap=True, highlight=False)
-    console.print()
+        console().print(terminal(table), soft_wrap=True)
+    console().print(demo.growth_table(tfm), soft_wrap=True, highlight=False)
+    console().print()
     for line in demo.overhead_lines([finetuning, tfm]):
-        console.print(line, soft_wrap=True, highlight=False)
-    console.print()
+        console().print(line, soft_wrap=True, highlight=False)
+    console().print()
     for results in (finetuning, tfm):
-        console.print(f"{results.method}: {demo.verdict(results)}", soft_wrap=True, highlight=False)
+        console().print(f"{results.method}: {demo.verdict(results)}", soft_wrap=True, highlight=False)

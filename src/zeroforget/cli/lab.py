@@ -61,7 +61,7 @@ def run_command(
             _show(failed.results)
             raise
         except KeyboardInterrupt:
-            errors.print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
+            errors().print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
             raise typer.Exit(130) from None
     _show(results)
     say(f"runs are in {out / experiment.name}")
@@ -72,7 +72,7 @@ def _show(results: list[Results]) -> None:
     from zeroforget.experiments.tables import tables
 
     for table in tables(results) if results else ():
-        console.print(terminal(table), soft_wrap=True)
+        console().print(terminal(table), soft_wrap=True)
 
 
 @app.command("table", rich_help_panel=LAB)
@@ -113,7 +113,7 @@ def table_command(
     more = formats.costs_text(made.cost_tables(results), style) if costs else ""
     if style == "terminal" and output is None:
         for table in tables:
-            console.print(formats.terminal(table), soft_wrap=True)
+            console().print(formats.terminal(table), soft_wrap=True)
         put(more, ending="")
     else:
         _put(formats.text(tables, style) + ("\n" + more if more else ""), output)
@@ -145,9 +145,9 @@ def finished(runs: list[Path]) -> list[Results]:
     results, several = archive.distinct(archive.load_all(runs))
     if several:
         count = f"{several} run{'s' if several > 1 else ''}"
-        errors.print(f"given more than once, so counted once: {count}", soft_wrap=True, highlight=False)
+        errors().print(f"given more than once, so counted once: {count}", soft_wrap=True, highlight=False)
     if left := unfinished(runs):
-        errors.print(f"not finished, so left out: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)
+        errors().print(f"not finished, so left out: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)
     return results
 
 
@@ -182,4 +182,4 @@ def _numbers(text: str) -> list[int]:
 def _watching(runs: int, parallel: int) -> ExperimentDisplay:
     from zeroforget.experiments.display import ExperimentDisplay
 
-    return ExperimentDisplay(console, runs, parallel)
+    return ExperimentDisplay(console(), runs, parallel)

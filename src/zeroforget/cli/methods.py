@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from zeroforget.cli.app import LAB, app, console
-from zeroforget.cli.printing import put_json, shown
+from zeroforget.cli.printing import put_json, shown, table_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from zeroforget.experiments.overheads import Cost
     from zeroforget.methods import Method
 
@@ -67,7 +68,7 @@ def _check(name: str | None) -> None:
     broken = 0
     for promise, why in Contract(name).outcomes():
         broken += why is not None
-        console.print(
+        console().print(
             f"{'no ' if why else 'yes'}  {promise}" + (f": {why}" if why else ""), markup=False, highlight=False
         )
     if broken:
@@ -116,35 +117,37 @@ def _list(found: list[dict[str, Any]]) -> None:
         f"{'':18}{'':13}{'':8}{'sees':5}{'':6}{'back-'}",
         f"{'method':18}{'family':13}forgets past grows bone  overhead",
     ]
-    console.print("\n".join(lines), style="bold", highlight=False)
+    console().print("\n".join(lines), style="bold", highlight=False)
     for row in sorted(found, key=lambda row: (row["family"], row["name"])):
         forgets, past, grows, backbone = (
             _yes(row[key]) for key in ("forgets", "revisits_data", "grows", "needs_backbone")
         )
         claims = f"{row['family']:13}{forgets:8}{past:5}{grows:6}{backbone:6}"
-        console.print(f"[bold]{row['name']:18}[/]{claims}{row['overhead']}", highlight=False, soft_wrap=True)
+        console().print(f"[bold]{row['name']:18}[/]{claims}{row['overhead']}", highlight=False, soft_wrap=True)
         options = " ".join(f"{option}={_value(about['default'])}" for option, about in row["options"].items())
-        for line in textwrap.wrap(options, max(40, console.width - 4)):
-            console.print(f"    {shown(line)}", style="dim", highlight=False)
-    console.print("\nzeroforget methods NAME tells more; --overhead NETWORK --tasks T counts what they keep.")
+        for line in textwrap.wrap(options, max(40, console().width - 4)):
+            console().print(f"    {shown(line)}", style="dim", highlight=False)
+    console().print("\nzeroforget methods NAME tells more; --overhead NETWORK --tasks T counts what they keep.")
 
 
 def _card(row: dict[str, Any]) -> None:
-    console.print(f"[bold]{row['name']}[/] ({row['family']})\n")
+    console().print(f"[bold]{row['name']}[/] ({row['family']})\n")
     for paragraph in row["about"].split("\n\n"):
-        console.print(shown(" ".join(paragraph.split())) + "\n", highlight=False)
+        console().print(shown(" ".join(paragraph.split())) + "\n", highlight=False)
     kept = "old tasks answer with the same bits for ever" if not row["forgets"] else "old tasks may change"
-    console.print(f"forgetting: {kept}")
-    console.print(f"revisits data: {_yes(row['revisits_data'])}   grows: {_yes(row['grows'])}", highlight=False)
-    console.print(f"needs a backbone: {_yes(row['needs_backbone'])}   overhead: {row['overhead']}", highlight=False)
+    console().print(f"forgetting: {kept}")
+    console().print(f"revisits data: {_yes(row['revisits_data'])}   grows: {_yes(row['grows'])}", highlight=False)
+    console().print(f"needs a backbone: {_yes(row['needs_backbone'])}   overhead: {row['overhead']}", highlight=False)
     if row["tradeoff"]:
-        console.print(f"trades stability for plasticity by: {row['tradeoff']}")
+        console().print(f"trades stability for plasticity by: {row['tradeoff']}")
     if row["options"]:
-        console.print("\noptions:")
+        console().print("\noptions:")
+        from rich.table import Table
+
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
         for option, about in row["options"].items():
             table.add_row(f"{option}={shown(_value(about['default']))}", shown(about["about"]))
-        console.print(table)
+        console().print(table)
 
 
 def _value(default: Any) -> str:
@@ -168,24 +171,23 @@ def _overhead(network: str, tasks: int, shape: str | None, chosen: list[str] | N
         about |= {"weights": size.weights, "features": size.features, "unit": "bits after each task"}
         put_json(json.dumps(about | {"methods": [asdict(cost) for cost in found]}, indent=2))
         return
-    console.print(
+    console().print(
         f"What methods keep beside {network} ({size.weights:,} parameters, {size.features:,} features) "
         f"after {tasks} tasks, in MB; heads are not counted.\n",
         highlight=False,
     )
-    console.print(_costs(found, paper is not None))
+    console().print(_costs(found, paper is not None))
     counted = "our count of the network" + (" and with the paper's own (see zeroforget networks)" if paper else "")
-    console.print(
+    console().print(
         f"\nTraining, inference: the tensors that our methods hold. Table S1: the paper's formula with {counted}. TFM "
         "grows to the full network with the last task."
     )
-    console.print(f"\nFigure 1: inference MB after 1 to {tasks} tasks (--json gives all of it in bits)\n")
-    console.print(_figure(found, tasks))
+    console().print(f"\nFigure 1: inference MB after 1 to {tasks} tasks (--json gives all of it in bits)\n")
+    console().print(_figure(found, tasks))
 
 
 def _costs(found: list[Cost], paper: bool) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("method", no_wrap=True)
+    table = table_of("method")
     table.add_column("overhead")
     for heading in ("training", "inference", "table S1\nour count", *(["paper's\ncount"] if paper else [])):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -197,8 +199,7 @@ def _costs(found: list[Cost], paper: bool) -> Table:
 
 def _figure(found: list[Cost], tasks: int) -> Table:
     shown = sorted({1 + round(i * (tasks - 1) / 4) for i in range(5)})
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("method", no_wrap=True)
+    table = table_of("method")
     for task in shown:
         table.add_column(str(task), justify="right", no_wrap=True)
     for cost in found:

@@ -25,7 +25,6 @@ from zeroforget.cli.app import (
     typed,
 )
 from zeroforget.cli.printing import put_json, say, show, shown, table_of
-from zeroforget.progress import TrainingDisplay
 from zeroforget.store.options import with_options
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def learn_command(
         try:
             facts = opened.learn(pictures, task, options=options, watch=watch)
         except KeyboardInterrupt:
-            errors.print(shown(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
+            errors().print(shown(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
             sys.exit(130)
     _tell(opened, facts)
     _doubt(facts)
@@ -74,7 +73,7 @@ def _doubt(facts: TaskFacts) -> None:
 
     if (wrong := no_better(facts)) is not None:
         text = f"{wrong}; 'zeroforget undo' takes it back. Then try another --lr, more --epochs or more pictures"
-        errors.print(f"[bold yellow]warning:[/] {shown(text)}", highlight=False, soft_wrap=True)
+        errors().print(f"[bold yellow]warning:[/] {shown(text)}", highlight=False, soft_wrap=True)
 
 
 def _tell(model: Model, facts: TaskFacts) -> None:
@@ -127,9 +126,10 @@ def _stopped(path: Path, model: Model, task: str) -> str:
 @contextmanager
 def _watching(wait: bool) -> Iterator[Watch]:
     """Bars in a terminal, a line an epoch elsewhere."""
+    from zeroforget.progress import TrainingDisplay
     from zeroforget.store import Watch
 
-    with TrainingDisplay(errors) as display:
+    with TrainingDisplay(errors()) as display:
         yield Watch(
             say=say, adds=_adds, decoding=display.reading, training=display.training, wait=None if wait else 0.0
         )
@@ -178,7 +178,7 @@ def tasks_command(
         )  # fmt: skip
     show(table)
     if opened.tasks and (layers or len(opened.tasks[0].born) <= FEW_LAYERS):
-        console.print()
+        console().print()
         show(_layers(opened.tasks))
     backbone, whole = opened.backbone, opened.bytes
     sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
@@ -218,7 +218,7 @@ def verify_command(
         _print_report(report)
         if not same:
             what = f"the model is {report.head[:16]}," if report.head else "a damaged model is"
-            console.print(f"[bold red]✗[/] {what} not {shown(head or '')}", highlight=False, soft_wrap=True)
+            console().print(f"[bold red]✗[/] {what} not {shown(head or '')}", highlight=False, soft_wrap=True)
     if not (report.holds and same):
         raise typer.Exit(1)
 
@@ -250,7 +250,7 @@ def _pair(text: str) -> tuple[str, Path]:
 def _print_report(report: Report) -> None:
     for proof in report.proofs:
         mark = "[green]✓[/]" if proof.holds else "[bold red]✗[/]"
-        console.print(f"{mark} {proof.title}: {shown(proof.found)}", highlight=False, soft_wrap=True)
+        console().print(f"{mark} {proof.title}: {shown(proof.found)}", highlight=False, soft_wrap=True)
         for moved in proof.moved:
             say(f"    {moved}")
     for one in report.measured:
@@ -260,7 +260,7 @@ def _print_report(report: Report) -> None:
             text += f"; test part {100 * one.held_out:.2f} %, recorded {100 * one.recorded:.2f} %"
         else:
             text += f" (recorded on its own test pictures: {100 * one.recorded:.1f} %)"
-        console.print(f"{mark} {shown(text)}", highlight=False, soft_wrap=True)
+        console().print(f"{mark} {shown(text)}", highlight=False, soft_wrap=True)
     if report.head:
         say(f"model {report.head}")
 

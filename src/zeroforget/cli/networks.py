@@ -6,12 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from zeroforget.cli.app import LAB, app, console
 from zeroforget.cli.printing import put_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from zeroforget.nets import Shape
 
 
@@ -29,12 +30,12 @@ def networks(
         put_json(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     table, notes = _table(rows)
-    console.print(table)
-    console.print(
+    console().print(table)
+    console().print(
         "\nMask: bytes a task adds, at 1 bit a weight or 2 bits a feature. Weights and features without head."
     )
     for note in notes:
-        console.print(note, highlight=False)
+        console().print(note, highlight=False)
 
 
 def parse_shape(text: str) -> Shape:
@@ -75,6 +76,8 @@ def _rows(chosen: Shape | None) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> tuple[Table, list[str]]:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("network", "input", "weights", "features", "weight\nmask", "feature\nmask"):
         table.add_column(heading, justify="left" if heading in ("network", "input") else "right", no_wrap=True)

@@ -42,7 +42,7 @@ def of_pictures(answers: list[Prediction], below: list[bool]) -> list[Prediction
     if all(strange):
         raise ValueError(_NONE)
     if count := sum(strange):
-        errors.print(left_out(count), highlight=False)
+        errors().print(left_out(count), highlight=False)
     return [one for one, is_strange in zip(answers, strange, strict=True) if not is_strange]
 
 

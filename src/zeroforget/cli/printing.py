@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
-from zeroforget.cli.app import LINES, Terminal, console, errors
-from zeroforget.files.signs import visible, visible_json
+from zeroforget.cli.app import console, errors
+from zeroforget.files.signs import LINES, visible, visible_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 def shown(text: str) -> str:
     """A name or a sentence as markup that prints just it: what a reader would not see is escaped, line ends too."""
-    return escape(visible(text))
+    return _escaped(visible(text))
 
 
 def put(text: str, *, ending: str = "\n") -> None:
@@ -32,17 +30,25 @@ def put_json(text: str) -> None:
 
 def say(text: str) -> None:
     """One line, however long."""
-    console.print(escape(visible(text, keep=LINES)), highlight=False, soft_wrap=True)
+    console().print(_escaped(visible(text, keep=LINES)), highlight=False, soft_wrap=True)
 
 
 def complain(mark: str, text: str) -> None:
     """A mistake or a warning beside the output; `mark` is markup, `text` is none."""
-    errors.print(f"{mark} {escape(visible(text, keep=LINES))}", highlight=False, soft_wrap=True)
+    errors().print(f"{mark} {_escaped(visible(text, keep=LINES))}", highlight=False, soft_wrap=True)
 
 
 def show(table: Table) -> None:
     """All of it, however wide: a terminal goes on in the next line."""
+    from zeroforget.files.terminal import Terminal
+
     Terminal(width=10**6).print(table)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
 
 
 def table_of(*columns: str) -> Table:

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import LINES, MODEL, ModelPath, Threads, app, as_path, computing_with, errors
+from zeroforget.cli.app import MODEL, ModelPath, Threads, app, as_path, computing_with, errors
 from zeroforget.cli.printing import put
-from zeroforget.files.signs import visible
+from zeroforget.files.signs import LINES, visible
 
 
 @app.command("serve", rich_help_panel=MODEL)
@@ -70,7 +70,7 @@ def serve_command(
     def ready(address: str) -> None:
         put(f"serving {model} at {address}")
         if not is_loopback(host) and key_file is None:
-            errors.print("whoever reaches this address can use the model: there is no password", highlight=False)
+            errors().print("whoever reaches this address can use the model: there is no password", highlight=False)
 
     with computing_with(threads):
         serve(model, host=host, port=port, settings=settings, tls=tls, ready=ready)

@@ -246,7 +246,14 @@ def scenario(
     """The tasks of a scenario. The seed decides which classes go together (where they are shuffled) and which training
     images are kept for validation. `order` is a seed of its own for the former, which also shuffles written groups;
     `split` is one for the latter. `root` is the folder with the data sets (else ZEROFORGET_DATA, else the user's
-    cache folder); `progress` hears how far decoding is."""
+    cache folder); `progress` hears how far decoding is.
+
+    Example:
+        >>> import zeroforget
+        >>> digits = zeroforget.scenario("digits/5", seed=0)
+        >>> [len(task.classes) for task in digits.tasks]
+        [2, 2, 2, 2, 2]
+    """
     order_seed, split_seed = (seed if own is None else own for own in (order, split))
     for each in (seed, order_seed, split_seed):
         check_seed(each)

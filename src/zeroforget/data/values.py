@@ -22,6 +22,13 @@ class Split:
 
     `images` may be a large (even memory-mapped) array that several splits share; `rows` says which of its images
     belong to this split, in order. Without `rows` all of them do.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> images = torch.zeros(6, 1, 8, 8)
+        >>> split = zeroforget.Split(images, labels=torch.tensor([0, 1, 0]), rows=torch.tensor([5, 3, 1]))
+        >>> len(split)
+        3
     """
 
     images: Tensor
@@ -68,6 +75,12 @@ class Preparation:
     training image is a random part of at least that share of the area, up to 4:3 out of shape, brought back to size.
     With `erase` a square of so many pixels, anywhere, is the mean colour (DeVries and Taylor, 2017). With `alter` each
     image is moved or recoloured in one of thirteen ways, by a random part of that strength (see `data/alter.py`).
+
+    Example:
+        >>> import torch, zeroforget
+        >>> prepare = zeroforget.Preparation(mean=(0.5,), std=(0.5,), crop=8, flip=True)
+        >>> prepare.test(torch.full((1, 1, 10, 10), 255, dtype=torch.uint8)).shape
+        torch.Size([1, 1, 8, 8])
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -179,7 +192,14 @@ _KEPT = ", or two training images for one of them to be kept for validation"
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One thing to learn: named classes, and images to learn, choose and judge by."""
+    """One thing to learn: named classes, and images to learn, choose and judge by.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> part = zeroforget.Split(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]))
+        >>> task = zeroforget.Task("signs", ("stop", "go"), train=part, val=part, test=part)
+        >>> task.check()  # raises ValueError if it could not be learned
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -225,7 +245,15 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Tasks in the order they come, all with inputs of one shape (channels, height, width)."""
+    """Tasks in the order they come, all with inputs of one shape (channels, height, width).
+
+    Example:
+        >>> import torch, zeroforget
+        >>> part = zeroforget.Split(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]))
+        >>> signs = zeroforget.Task("signs", ("stop", "go"), train=part, val=part, test=part)
+        >>> street = zeroforget.Scenario("street", (3, 8, 8), (signs,))
+        >>> street.check()
+    """
 
     name: str
     shape: tuple[int, int, int]

@@ -10,6 +10,8 @@ import re
 _BIDIRECTIONAL = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff{_BIDIRECTIONAL}]")
 _IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+LINES = "\n"
+"""The only control sign in what is printed."""
 _FORMULA = ("=", "+", "-", "@")
 
 

@@ -13,7 +13,13 @@ from torch import Tensor
 
 
 class State(IntEnum):
-    """What a feature is to a task."""
+    """What a feature is to a task: the values of `GrowingNetwork.masks`.
+
+    Example:
+        >>> import zeroforget
+        >>> zeroforget.State(2).name
+        'NORMAL'
+    """
 
     MASKED = 0
     """Born later: it does not exist for this task."""

@@ -30,6 +30,7 @@ from zeroforget.growing.convert import live
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, as_growth, whole
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, seal, tie, unseal
+from zeroforget.growing.printed import Printed
 from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_samples, leading, ranks_of
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
@@ -38,11 +39,11 @@ from zeroforget.growing.transaction import all_or_nothing
 _CACHED = 4  # dense networks kept for `forward`, the latest made
 
 
-class GrowingNetwork(nn.Module):
+class GrowingNetwork(Printed):
     """A feature extractor with a head for each task. Make one with `zeroforget.grow`.
 
     Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
-    anything older. Tasks are known by name or by number, counted from 0.
+    anything older. Tasks are known by name or by number, counted from 0. For an example see `zeroforget.grow`.
     """
 
     def __init__(
@@ -585,10 +586,6 @@ class GrowingNetwork(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.lock = threading.RLock()
-
-    def __repr__(self) -> str:
-        tasks, kind = ", ".join(map(repr, self.tasks)) or "none yet", type(self._skeleton[0]).__name__
-        return f"GrowingNetwork({kind}; tasks: {tasks}; {sum(self.widths().values())} features)"
 
 
 def _forget_cache(module: nn.Module, _keys: Any) -> None:

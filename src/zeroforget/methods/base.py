@@ -65,6 +65,19 @@ class Method(nn.Module):
     A subclass says only what differs. Its options are the keyword arguments of its `__init__`; what it claims are class
     attributes, which one test suite holds it to. Tensors it keeps belong in parameters or buffers, so that saving,
     resuming and moving to a device need no further code.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> class Shrinking(zeroforget.Method):
+        ...     \"\"\"Fine-tuning that also keeps weights small.\"\"\"
+        ...     def __init__(self, net, example, *, strength: float = 0.001):
+        ...         super().__init__(net, example)
+        ...         self.strength = strength
+        ...     def loss(self, x, y, task):
+        ...         small = sum(weight.square().sum() for weight in self.trainable())
+        ...         return super().loss(x, y, task) + self.strength * small
+        >>> body = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU())
+        >>> method = Shrinking(body, torch.randn(2, 4), strength=0.01)
     """
 
     name: ClassVar[str] = ""

@@ -56,6 +56,18 @@ def grow(
             those features as they are, with a warning.
         rank: the rank of the step that each later task adds to older weights, unless its `add_task` says otherwise.
 
+    Returns:
+        A network without tasks; `add_task` gives it the first.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> body = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU())
+        >>> x = torch.randn(4, 8)
+        >>> net = zeroforget.grow(body, x, start=0.5)
+        >>> net.add_task("birds", classes=3)
+        >>> net.eval()(x, "birds").shape
+        torch.Size([4, 3])
+
     Raises:
         CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
         ValueError: an argument is out of range.

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from zeroforget.files.small_tables import SmallTable
 from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.progress import Show, showing
@@ -27,6 +28,7 @@ from zeroforget.store.learning import learn
 from zeroforget.store.names import kept_name
 from zeroforget.store.network import preparation
 from zeroforget.store.options import Options, with_options
+from zeroforget.store.printed import Tasks, counted
 from zeroforget.store.schema import Backbone, TaskFacts
 from zeroforget.store.trust import read_trust, write_trust
 from zeroforget.store.update import Terms, receive, ship
@@ -182,12 +184,21 @@ class Model:
         tasks = ", ".join(repr(task.name) for task in self.tasks) or "none yet"
         return f"Model({str(self.path)!r}; tasks: {tasks})"
 
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().to_html()
+
+    def _table(self) -> SmallTable:
+        return self.tasks.table(f"{self.path}: {counted(self.tasks)}")
+
     # What there is ---------------------------------------------------------------------------------------------
 
     @property
-    def tasks(self) -> tuple[TaskFacts, ...]:
+    def tasks(self) -> Tasks:
         """What is written down about each task, in the order they were learned."""
-        return self._state.chain.tasks if self._state else ()
+        return Tasks(self._state.chain.tasks if self._state else ())
 
     @property
     def head(self) -> str:
@@ -399,7 +410,15 @@ def _changed(newest: str | None, *, another: bool) -> str:
 
 
 def open_model(path: str | os.PathLike[str]) -> Model:
-    """The model in a folder; where there is none yet, the first `learn` makes it."""
+    """The model in a folder; where there is none yet, the first `learn` makes it.
+
+    Example:
+        >>> import zeroforget
+        >>> model = zeroforget.open("garden")
+        >>> print(model)
+        garden: no task yet
+        >>> # model.learn("photos/birds", "birds") teaches it; model.predict("a.jpg", "birds") asks it
+    """
     return Model(path)
 
 

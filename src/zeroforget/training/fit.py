@@ -45,6 +45,18 @@ class Fit:
     same calls, or a second try with the same `Fit` after an interruption, goes on from the last finished one.
     `progress` hears of each epoch and, in between, of steps, `pause` seconds apart. `save_every` so many seconds a
     checkpoint is written beside training (None: after every epoch on a CPU, every 20 seconds on a GPU).
+
+    Example:
+        >>> import torch, zeroforget
+        >>> x, y = torch.randn(64, 3, 8, 8), torch.arange(64) % 2
+        >>> part = zeroforget.Split(x, y)
+        >>> task = zeroforget.Task("signs", ("stop", "go"), train=part, val=part, test=part)
+        >>> body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.ReLU())
+        >>> method = zeroforget.Method(body, x)
+        >>> fit = zeroforget.Fit(zeroforget.Regime(epochs=2), seed=0)
+        >>> log = method.learn(task, fit)
+        >>> len(log.epochs)
+        2
     """
 
     regime: Regime = field(default_factory=Regime)

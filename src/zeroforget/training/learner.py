@@ -39,7 +39,13 @@ class Learner(Protocol):
 
 
 class Diverged(ValueError):
-    """Training met NaN or infinity and was stopped; what had been learned before is as it was."""
+    """Training met NaN or infinity and was stopped; what had been learned before is as it was.
+
+    Example:
+        >>> import zeroforget
+        >>> issubclass(zeroforget.Diverged, ValueError)
+        True
+    """
 
 
 def diverged(task: Task, regime: Regime, what: str) -> Diverged:

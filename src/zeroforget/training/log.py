@@ -16,7 +16,14 @@ UNFINISHED = "its turn did not come again"
 
 @dataclass
 class FitLog:
-    """What happened: every epoch, and which one's weights were kept (-1: those before the first epoch)."""
+    """What happened: every epoch, and which one's weights were kept (-1: those before the first epoch).
+
+    Example:
+        >>> import zeroforget
+        >>> log = zeroforget.FitLog()  # `Fit` returns one
+        >>> len(log.epochs), log.best
+        (0, -1)
+    """
 
     epochs: list[Epoch] = field(default_factory=list)
     best: int = -1

@@ -52,7 +52,14 @@ _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Regime:
-    """Plain SGD at 0.05, divided by 3 after 5 epochs without a better validation loss, until below 1e-4."""
+    """How to train. By default SGD at 0.05, divided by 3 after 5 epochs without a better loss, until below 1e-4.
+
+    Example:
+        >>> import zeroforget
+        >>> quick = zeroforget.Regime(optimizer="adamw", lr=0.001, epochs=10, options={"weight_decay": 0.1})
+        >>> quick.batch_size
+        64
+    """
 
     optimizer: str = "sgd"
     """An optimizer of torch.optim, by its name in any case; LBFGS, Muon and SparseAdam cannot train networks here."""
