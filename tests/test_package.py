@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zeroforget"
 
 LAYERS = [
-    {"files", "progress", "_version"},
+    {"files", "progress", "tracking", "_version"},
     {"operators", "nets", "data"},
     {"axes"},
     {"growing"},

@@ -80,6 +80,12 @@ ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's fo
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads that compute; by default torch decides.")]
 
 
+Log = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE", help="Also tell wandb, trackio or a module with init, log and finish."),
+]
+
+
 def typed(each: Field[Any], hint: Any) -> tuple[Any, Any]:
     """An option of `learn` as it is typed: its annotation for the command line, and its default."""
     flags = [each.metadata["flag"] or f"--{each.name.replace('_', '-')}"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zeroforget.cli.app import LAB, app, as_path, console, errors
+from zeroforget.cli.app import LAB, Log, app, as_path, console, errors
 from zeroforget.cli.printing import complain, put, say
 
 if TYPE_CHECKING:
@@ -37,12 +37,16 @@ def run_command(
         int, typer.Option(min=1, metavar="N", help="Train N runs at the same time, each in a process of its own.")
     ] = 1,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")] = False,
+    log: Log = None,
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
     from zeroforget.experiments.experiment import Experiment, foreign_code
-    from zeroforget.experiments.observers import Several, TensorBoard
+    from zeroforget.experiments.observers import Observer, Several, TensorBoard, Tracked
     from zeroforget.experiments.runner import Failed, run
+    from zeroforget.tracking import tracker
 
+    if log is not None and parallel > 1:
+        raise ValueError("--log tells of one run at a time; leave out --parallel, or use --tensorboard")
     if named := foreign_code(file):
         text = f"{file} lies outside of this folder and names code, which is run: {', '.join(named)}"
         complain("[bold yellow]note:[/]", text)
@@ -54,7 +58,9 @@ def run_command(
         device=device,
     )
     with _watching(len(experiment.runs()), parallel) as watch:
-        watches = Several(watch, TensorBoard(out)) if tensorboard else watch
+        more: list[Observer] = [TensorBoard(out)] if tensorboard else []
+        more += [Tracked(tracker(log))] if log else []
+        watches = Several(watch, *more) if more else watch
         try:
             results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel)
         except Failed as failed:

@@ -14,6 +14,7 @@ import typer
 from zeroforget.cli import predictions
 from zeroforget.cli.app import (
     MODEL,
+    Log,
     ModelPath,
     Threads,
     app,
@@ -30,8 +31,10 @@ from zeroforget.store.options import with_options
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from zeroforget.progress import Progress
     from zeroforget.store import Model, Report, TaskFacts, Watch
     from zeroforget.store.assembly import Addition
+    from zeroforget.tracking import Epochs
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
 DIGITS = 16
@@ -51,6 +54,10 @@ def learn_command(
     *,
     threads: Threads = None,
     wait: Wait = True,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write each epoch there for TensorBoard.", parser=as_path)
+    ] = None,
+    log: Log = None,
     **chosen: Any,
 ) -> None:
     """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
@@ -58,7 +65,8 @@ def learn_command(
 
     options = options_of(**chosen)
     opened = open_model(model)
-    with computing_with(threads), _watching(wait) as watch:
+    tracking = _tracking(model, task, tensorboard, log)
+    with computing_with(threads), tracking as hears, _watching(wait, hears) as watch:
         try:
             facts = opened.learn(pictures, task, options=options, watch=watch)
         except KeyboardInterrupt:
@@ -124,15 +132,38 @@ def _stopped(path: Path, model: Model, task: str) -> str:
 
 
 @contextmanager
-def _watching(wait: bool) -> Iterator[Watch]:
+def _watching(wait: bool, hears: Sequence[Epochs] = ()) -> Iterator[Watch]:
     """Bars in a terminal, a line an epoch elsewhere."""
     from zeroforget.progress import TrainingDisplay
     from zeroforget.store import Watch
 
     with TrainingDisplay(errors()) as display:
-        yield Watch(
-            say=say, adds=_adds, decoding=display.reading, training=display.training, wait=None if wait else 0.0
-        )
+
+        def training(progress: Progress) -> None:
+            display.training(progress)
+            for each in hears:
+                each(progress)
+
+        yield Watch(say=say, adds=_adds, decoding=display.reading, training=training, wait=None if wait else 0.0)
+
+
+@contextmanager
+def _tracking(model: Path, task: str, folder: Path | None, log: str | None) -> Iterator[list[Epochs]]:
+    """Who else hears of each epoch, between `init` and `finish`."""
+    if folder is None and log is None:
+        yield []
+        return
+    from zeroforget.tracking import Epochs, TensorBoard, tracker
+
+    chosen = [] if folder is None else [Epochs(TensorBoard(folder))]
+    chosen += [] if log is None else [Epochs(tracker(log))]
+    for each in chosen:
+        each.to.init(project="zeroforget", name=f"{model.resolve().name}-{task}", config={"task": task})
+    try:
+        yield chosen
+    finally:
+        for each in chosen:
+            each.to.finish()
 
 
 def _adds(additions: Sequence[Addition]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from zeroforget.experiments.experiment import RunConfig
 from zeroforget.experiments.results import Results
+from zeroforget.tracking import FIGURES, Tracker, event_writer
 from zeroforget.training import Progress
 
 
@@ -42,11 +43,7 @@ class TensorBoard(Observer):
     """Scalars for TensorBoard, in the folder `tensorboard` of each run."""
 
     def __init__(self, out: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError("TensorBoard is not installed: pip install 'zeroforget[tensorboard]'") from error
-        self._make = SummaryWriter
+        self._make = event_writer()
         self._out = out
         self._writers: dict[Path, Any] = {}
         self._seen: set[tuple[Any, ...]] = set()
@@ -63,7 +60,7 @@ class TensorBoard(Observer):
             return
         self._seen.add(key)
         name = f"task-{progress.index + 1}" + (f"/{trial}" if trial else "") + f"/phase-{progress.phase}"
-        for what in ("loss", "val_loss", "val_accuracy", "lr"):
+        for what in FIGURES:
             self._writers[config.folder].add_scalar(f"{name}/{what}", getattr(last, what), last.epoch)
 
     def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
@@ -84,6 +81,49 @@ class TensorBoard(Observer):
     def _close(self, config: RunConfig) -> None:
         if (writer := self._writers.pop(config.folder, None)) is not None:
             writer.close()
+
+
+class Tracked(Observer):
+    """Tells a tracker, such as the module `wandb`, of each run's epochs and of every task's accuracy."""
+
+    def __init__(self, to: Tracker) -> None:
+        self.to = to
+        self._begun = False
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
+        """Begin with the run's name and options."""
+        self._seen.clear()
+        name = config.folder.as_posix().replace("/", "-")
+        self.to.init(project="zeroforget", name=name, config=config.to_dict())
+        self._begun = True
+
+    def progress(self, config: RunConfig, progress: Progress, trial: str | None) -> None:
+        """Each epoch once."""
+        last = progress.last
+        key = (progress.index, progress.phase, trial, last.epoch if last else None)
+        if last is None or key in self._seen:
+            return
+        self._seen.add(key)
+        name = f"task-{progress.index + 1}" + (f"/{trial}" if trial else "") + f"/phase-{progress.phase}"
+        self.to.log({"epoch": last.epoch} | {f"{name}/{what}": getattr(last, what) for what in FIGURES})
+
+    def task_done(self, config: RunConfig, record: dict[str, Any]) -> None:
+        """The accuracy of every task so far."""
+        self.to.log({f"accuracy/task-{index + 1}": value for index, value in enumerate(record["accuracy"])})
+
+    def run_done(self, config: RunConfig, results: Results, repeated: bool) -> None:
+        """End, if it has begun: a run that was finished before has not."""
+        self._end()
+
+    def run_failed(self, config: RunConfig, error: Exception) -> None:
+        """End, if it has begun."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._begun:
+            self.to.finish()
+        self._begun = False
 
 
 class Several(Observer):
