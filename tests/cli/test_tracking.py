@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.experiments.helpers import write_toml
-from tests.store.helpers import photos
+from tests.store.helpers import write_digits
 from zeroforget.cli import app
 from zeroforget.store import open_model
 from zeroforget.store.card import card
@@ -37,10 +36,10 @@ class Calls(ModuleType):
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     module = Calls()
     monkeypatch.setitem(sys.modules, "tests_tracker", module)
-    yield module
+    return module
 
 
 def said(*words: object, code: int = 0) -> str:
@@ -52,7 +51,7 @@ def said(*words: object, code: int = 0) -> str:
 def test_learn_tells_tensorboard_and_a_tracker_of_each_epoch_once(tmp_path: Path, calls: Calls) -> None:
     model, logs = tmp_path / "garden", tmp_path / "logs"
     words = ("--size", 8, "--gray", "--epochs", 3, "--log", "tests_tracker", "--tensorboard", logs)
-    said("learn", model, photos(tmp_path / "photos", "ab"), "--task", "letters", *words)
+    said("learn", model, write_digits(tmp_path / "photos", (0, 1)), "--task", "letters", *words)
     assert [name for name, _ in calls.called] == ["init", "log", "log", "log", "finish"]
     assert calls.called[0][1]["name"] == "garden-letters"
     assert [data["epoch"] for name, data in calls.called if name == "log"] == [0, 1, 2]
@@ -90,23 +89,16 @@ def test_run_tells_a_tracker_of_each_run(tmp_path: Path, calls: Calls) -> None:
 
 
 def test_a_module_without_the_three_calls_is_refused(tmp_path: Path) -> None:
-    error = (
-        CliRunner().invoke(app, ["learn", str(tmp_path / "m"), str(tmp_path), "--task", "a", "--log", "json"]).exception
-    )
-    assert "has no init and no log and no finish" in str(error)
-    error = (
-        CliRunner()
-        .invoke(app, ["learn", str(tmp_path / "m"), str(tmp_path), "--task", "a", "--log", "gone_x"])
-        .exception
-    )
-    assert "Install it" in str(error)
+    for module, why in (("json", "has no init and no log and no finish"), ("gone_x", "Install it")):
+        words = ["learn", str(tmp_path / "m"), str(tmp_path), "--task", "a", "--log", module]
+        assert why in str(CliRunner().invoke(app, words).exception)
 
 
 def test_names_are_text_in_a_card(tmp_path: Path) -> None:
     model = tmp_path / "garden"
-    folder = photos(tmp_path / "photos", "ab")
-    (folder / "a").rename(folder / "<img src=x>")
-    (folder / "b").rename(folder / "[b](javascript:c) | d: e")
+    folder = write_digits(tmp_path / "photos", (0, 1))
+    (folder / "digit0").rename(folder / "<img src=x>")
+    (folder / "digit1").rename(folder / "[b](javascript:c) | d: e")
     said("learn", model, folder, "--task", "letters", "--size", 8, "--gray", "--epochs", 1)
     text = card(open_model(model))
     assert "<img" not in text
