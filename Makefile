@@ -8,19 +8,21 @@ STAMP  := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: help demo test lint types soak bench clean
+.PHONY: help demo test lint types soak bench docs release-check clean
 help:
 	@echo "make demo    five small tasks, learned one after another without forgetting"
 	@echo "make test    linters, types and every test"
 	@echo "make soak    the long campaigns"
 	@echo "make bench   speed and memory, side by side"
+	@echo "make docs    the pages as a site, in build/docs"
+	@echo "make release-check   wheel and sdist, installed in a fresh environment"
 
 $(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zeroforget needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,docs,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -42,6 +44,13 @@ soak: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs
+	@echo "build/docs/index.html"
+
+release-check: $(STAMP)
+	$(BIN)/python -m tools.release_check
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -35,8 +35,7 @@ def grow(
 ) -> GrowingNetwork:
     """Turn a plain feature extractor (no head; it returns (batch, features)) into a network that grows by tasks.
 
-    The given network, which is left as it is, sets the full width of every feature axis and the values that the first
-    task starts from.
+    The given network is left as it is. It sets the full width of each layer, and the values that the first task has.
 
     Args:
         net: any module; its axes are found by watching it run, not by its class.
@@ -56,17 +55,12 @@ def grow(
             those features as they are, with a warning.
         rank: the rank of the step that each later task adds to older weights, unless its `add_task` says otherwise.
 
-    Returns:
-        A network without tasks; `add_task` gives it the first.
-
     Example:
         >>> import torch, zeroforget
-        >>> body = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU())
-        >>> x = torch.randn(4, 8)
-        >>> net = zeroforget.grow(body, x, start=0.5)
+        >>> net = zeroforget.grow(torch.nn.Linear(8, 64), torch.randn(4, 8), start=0.5)
         >>> net.add_task("birds", classes=3)
-        >>> net.eval()(x, "birds").shape
-        torch.Size([4, 3])
+        >>> net.eval()(torch.randn(2, 8), "birds").shape
+        torch.Size([2, 3])
 
     Raises:
         CannotGrow: an operator cannot be followed; the message names it and what to pass as `keep`.
@@ -77,13 +71,7 @@ def grow(
     example = plain_layout(example)
     with torch.inference_mode(False), taking(net, example):  # what is made in inference mode could never learn
         axes = proven_axes(net, example, keep=keep, unknown=unknown)
-    if not axes.sizes and start < 1:
-        raise ValueError(
-            f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
-        )
-    limits = limits_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
-    if limits.limit is not None and limits.limit < start:
-        raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
+    limits = _checked_limits(net, axes, start, limit, unit, align)
     if start < 1:
         none = dict.fromkeys(axes.sizes, 0)
         with torch.inference_mode(False), taking(net, example):
@@ -96,6 +84,19 @@ def grow(
     _warn_of_silent(axes, [*keep, *axes.idle])
     _warn_of_idle(idle & unread, idle - unread)
     return grown
+
+
+def _checked_limits(
+    net: nn.Module, axes: Axes, start: float, limit: float | None, unit: str, align: int
+) -> GrowthLimits:
+    if not axes.sizes and start < 1:
+        raise ValueError(
+            f"nothing in this network can grow, so a first task cannot start with {start} of it: pass start=1"
+        )
+    limits = limits_of(net, axes, 1.0 if limit is None and start < 1 else limit, unit, align)
+    if limits.limit is not None and limits.limit < start:
+        raise ValueError(f"limit {limit} is below start {start}; nothing could be learned")
+    return limits
 
 
 def check_growth(

@@ -1,0 +1,33 @@
+"""The pages as a site: `make docs`. What can be told by the program is told by it: see `docs/generate.py`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+import generate  # noqa: E402
+
+from zeroforget import __version__  # noqa: E402
+
+project = "zeroforget"
+author = "the zeroforget developers"
+copyright = author  # noqa: A001
+release = version = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["generate.py"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+default_role = "code"  # docstrings put one backtick around code
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = False  # it reads source that `learn` does not have: its options are added
+nitpicky = False  # torch's own pages are not at hand
+html_theme = "furo"
+html_title = f"zeroforget {__version__}"
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+suppress_warnings = ["misc.highlighting_failure"]  # what a terminal shows is not always code
+
+generate.write(HERE / "generated")

@@ -1,0 +1,1 @@
+"""Notebooks and short programs to start from."""
