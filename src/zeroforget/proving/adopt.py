@@ -54,7 +54,6 @@ def adopt(
         >>> import torch, zeroforget
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
         >>> net = zeroforget.adopt(model, torch.randn(4, 8), task="products", classes=["cup", "pot", "pan"])
-        >>> net.add_task("returns", classes=2, growth=0.1)
 
     Raises:
         CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
