@@ -41,7 +41,8 @@ class TensorBoard:
     """Event files in a folder, one folder below it for each name."""
 
     def __init__(self, folder: Path) -> None:
-        self._make, self._folder, self._writer = event_writer(), folder, None
+        self._make, self._folder = event_writer(), folder
+        self._writer: Any = None
 
     def init(self, *, project: str, name: str, config: dict[str, Any]) -> None:
         """Open an event file."""
