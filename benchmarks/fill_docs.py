@@ -32,6 +32,7 @@ from typing import Any, get_args
 from benchmarks import pictures, recipes, step_tables
 from zeroforget.cli.app import typed
 from zeroforget.experiments import archive, formats, paper, tables
+from zeroforget.experiments import costs as spending
 from zeroforget.experiments.results import Results, mean
 from zeroforget.store.options import described
 from zeroforget.training import Regime
@@ -217,8 +218,8 @@ def kept(runs: list[Results]) -> str:
     lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: |"]
     (table,) = tables.tables(runs)
     averages = {row.method: row.average.accuracy for row in table.rows}
-    for cost in tables.costs(runs).rows:
-        network, serving, learning = map(tables.size, (32 * cost.parameters, cost.inference, cost.training))
+    for cost in spending.costs(runs).rows:
+        network, serving, learning = map(spending.size, (32 * cost.parameters, cost.inference, cost.training))
         sizes = f"{network} | {serving} | {'all images' if cost.method in SEES_ALL else learning}"
         title = tables.TITLES.get(cost.method, cost.method)
         lines.append(f"| {title} | {averages[cost.method]:.1f} | {sizes} | {round(cost.kept, 1):g} of {cost.tasks} |")
@@ -235,7 +236,7 @@ def board(runs: list[Results]) -> str:
     )
     lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |"]
     (table,) = tables.tables(runs)
-    costs = {cost.method: cost for cost in tables.costs(runs).rows}
+    costs = {cost.method: cost for cost in spending.costs(runs).rows}
     groups = {group[0].method: group for group in tables.by_method(runs)}
     for row in sorted(table.rows, key=lambda row: -row.average.accuracy):
         group, cost = groups[row.method], costs[row.method]
@@ -247,10 +248,10 @@ def board(runs: list[Results]) -> str:
             str(row.average),
             tables.signed(mean(lost)) if lost else "–",
             "–" if cost.transfer is None else tables.signed(cost.transfer),
-            tables.size(cost.everything),
-            "–" if cost.packed is None else tables.size(cost.packed),
-            tables.count(cost.learning),
-            tables.count(cost.answer),
+            spending.size(cost.everything),
+            "–" if cost.packed is None else spending.size(cost.packed),
+            spending.count(cost.learning),
+            spending.count(cost.answer),
             ", ".join(str(run.seed) for run in group),
             " ".join(commits),
             "<br>".join(f"`{command}`" for command in commands),

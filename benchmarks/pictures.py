@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from zeroforget.experiments import costs as spending
 from zeroforget.experiments import paper, tables
 from zeroforget.experiments.report.theme import DARK, LIGHT, METHODS_DARK, METHODS_LIGHT
 from zeroforget.experiments.results import Results, mean
@@ -206,13 +207,13 @@ def _ends(runs: Runs) -> tuple[float, float]:
 
 def kept(runs: Runs) -> str:
     """Average accuracy against the bytes of all that must be kept."""
-    costs = {cost.method: cost.everything / 8 for cost in tables.costs(runs).rows}
+    costs = {cost.method: cost.everything / 8 for cost in spending.costs(runs).rows}
     return _against(runs, costs, "bytes kept: network, heads, and all that serving needs beside them", "B")
 
 
 def work(runs: Runs) -> str:
     """Average accuracy against the operations of training."""
-    costs = {cost.method: cost.learning for cost in tables.costs(runs).rows}
+    costs = {cost.method: cost.learning for cost in spending.costs(runs).rows}
     if lacking := [method for method, cost in costs.items() if not cost]:
         raise Lacking(f"the operations of {', '.join(lacking)} were not counted")
     return _against(runs, {method: cost or 0.0 for method, cost in costs.items()}, "training operations", "")

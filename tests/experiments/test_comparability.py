@@ -13,6 +13,7 @@ from tests.experiments.helpers import results, write_toml
 from zeroforget.data.collection import DataError
 from zeroforget.experiments import comparability as alike
 from zeroforget.experiments import formats
+from zeroforget.experiments.costs import cost_tables, costs
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import OtherConfiguration
 from zeroforget.experiments.observers import Observer
@@ -20,7 +21,7 @@ from zeroforget.experiments.report import grouping as gather
 from zeroforget.experiments.report.page import page
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import run
-from zeroforget.experiments.tables import averages, cost_tables, costs, tables
+from zeroforget.experiments.tables import averages, tables
 
 SETUP: dict[str, Any] = {"method": "ewc", "scenario": {"name": "digits/5"}, "search": {"enabled": False}}
 

@@ -101,6 +101,7 @@ def table_command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.", parser=as_path)] = None,
 ) -> None:
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
+    from zeroforget.experiments import costs as spending
     from zeroforget.experiments import formats
     from zeroforget.experiments import tables as made
     from zeroforget.experiments.disk import check_output
@@ -116,7 +117,7 @@ def table_command(
         tables = [made.averages(results, beside_paper=paper)]
     else:
         tables = made.tables(results, beside_paper=paper, published=beside == "published", against=against)
-    more = formats.costs_text(made.cost_tables(results), style) if costs else ""
+    more = formats.costs_text(spending.cost_tables(results), style) if costs else ""
     if style == "terminal" and output is None:
         for table in tables:
             console().print(formats.terminal(table), soft_wrap=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from zeroforget.experiments.costs import COSTS, Cost, CostTable
 from zeroforget.experiments.disk import beginning
-from zeroforget.experiments.tables import BASELINES, COSTS, Cost, CostTable, Row, Table
+from zeroforget.experiments.tables import BASELINES, Row, Table
 from zeroforget.files import signs
 
 CSV = ("table", "method", "source", "seeds", "column", "accuracy", "forgetting", "std")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zeroforget.experiments import paper
-from zeroforget.experiments.comparability import check_alike, other_code, same_training, unlike
+from zeroforget.experiments.comparability import check_alike, other_code, unlike
 from zeroforget.experiments.results import Results, deviation, mean
 from zeroforget.experiments.statistics import paired
 from zeroforget.files.mistakes import nearest
@@ -104,7 +104,7 @@ class Row:
     def title(self) -> str:
         """What the first column says."""
         if self.source == "ours":
-            return _title(self.method)
+            return title_of(self.method)
         return f"  {self.source}" if self.source != "paper" else "  the paper"
 
 
@@ -135,7 +135,8 @@ class Table:
         return [(row.title, *map(str, row.entries), *(row.more or blank)) for row in self.rows]
 
 
-def _title(method: str) -> str:
+def title_of(method: str) -> str:
+    """What a method is called in print."""
     return TITLES.get(method, method)
 
 
@@ -166,7 +167,7 @@ def tables(
 
 def _against(table: Table, group: Sequence[Results], label: str) -> Table:
     """A column behind the average: the paired difference from one row, with its 95 % interval."""
-    averages = _by_seed(group, _average_from(group[0]))
+    averages = _by_seed(group, average_from(group[0]))
     if label not in averages:
         return table
 
@@ -177,10 +178,11 @@ def _against(table: Table, group: Sequence[Results], label: str) -> Table:
         return ("–" if difference is None else str(difference),)
 
     rows = tuple(replace(row, more=words(row)) for row in table.rows)
-    return replace(table, rows=rows, more=(f"less {_title(label)}",))
+    return replace(table, rows=rows, more=(f"less {title_of(label)}",))
 
 
-def _average_from(results: Results) -> int:
+def average_from(results: Results) -> int:
+    """The first task, counted from 1, that the average of its table counts."""
     printed = paper.comparable(results.scenario, len(results.tasks))
     return printed.average_from if printed is not None else 1
 
@@ -206,7 +208,7 @@ def _beside_published(table: Table, first: Results) -> Table:
     rows: list[Row] = []
     for row in table.rows:
         rows += [row, theirs.pop(row.method)] if row.source == "ours" and row.method in theirs else [row]
-    rows += [replace(row, source=f"{_title(row.method)}, {row.source}") for row in theirs.values()]
+    rows += [replace(row, source=f"{title_of(row.method)}, {row.source}") for row in theirs.values()]
     return replace(table, rows=tuple(rows), notes=(*table.notes, f"Published: {found.source}."))
 
 
@@ -235,7 +237,7 @@ def _table(group: Sequence[Results], title: str, beside_paper: bool) -> Table:
     start = printed.average_from if printed is not None else 1
     methods = by_method(group)
     rows = _carried([_row(runs, start) for runs in methods], _by_seed(group, start))
-    notes = _lacking(methods) + unlike(methods, [_title(runs[0].method) for runs in methods]) + _changed(methods)
+    notes = _lacking(methods) + unlike(methods, [title_of(runs[0].method) for runs in methods]) + _changed(methods)
     if beside_paper and printed is not None:
         rows = _beside(rows, printed)
         notes += (f"The paper's figures: {printed.label} ({printed.title}).",)
@@ -261,7 +263,7 @@ def _check_tasks(group: Sequence[Results]) -> None:
 def _lacking(methods: Sequence[Sequence[Results]]) -> tuple[str, ...]:
     """Which methods were not run with seeds that others were: their figures are of fewer runs."""
     seeds = sorted({r.seed for runs in methods for r in runs})
-    left = {_title(runs[0].method): [s for s in seeds if s not in {r.seed for r in runs}] for runs in methods}
+    left = {title_of(runs[0].method): [s for s in seeds if s not in {r.seed for r in runs}] for runs in methods}
     parts = [f"{title} lacks {', '.join(map(str, without))}" for title, without in left.items() if without]
     every = ", ".join(map(str, seeds))
     return (f"Not every method has a finished run with each seed ({every}): {'; '.join(parts)}.",) if parts else ()
@@ -269,7 +271,7 @@ def _lacking(methods: Sequence[Sequence[Results]]) -> tuple[str, ...]:
 
 def _changed(methods: Sequence[Sequence[Results]]) -> tuple[str, ...]:
     """Whose code was changed from seed to seed."""
-    names = [_title(runs[0].method) for runs in methods if other_code(runs)]
+    names = [title_of(runs[0].method) for runs in methods if other_code(runs)]
     return (f"The seeds are not all of the same code: {', '.join(names)}.",) if names else ()
 
 
@@ -284,7 +286,7 @@ def by_method(group: Sequence[Results]) -> list[list[Results]]:
     return sorted(found.values(), key=lambda r: order.index(r[0].method) if r[0].method in order else len(order))
 
 
-def _row(runs: Sequence[Results], average_from: int) -> Row:
+def _row(runs: Sequence[Results], start: int) -> Row:
     several = len(runs) > 1
     cells = []
     for k in range(len(runs[0].tasks)):
@@ -292,12 +294,12 @@ def _row(runs: Sequence[Results], average_from: int) -> Row:
         # A task that was not trained in its turn (joint from scratch) has nothing to compare with.
         forgotten = 100 * mean([r.forgetting[k] for r in runs]) if runs[0].trained[k] else None
         cells.append(Cell(mean(accuracies), forgotten, deviation(accuracies) if several else None))
-    cells.append(_average(runs, average_from))
+    cells.append(_average(runs, start))
     return Row(runs[0].method, tuple(cells), len(runs))
 
 
-def _average(runs: Sequence[Results], average_from: int) -> Cell:
-    averages = [100 * mean(r.final[average_from - 1 :]) for r in runs]
+def _average(runs: Sequence[Results], start: int) -> Cell:
+    averages = [100 * mean(r.final[start - 1 :]) for r in runs]
     return Cell(mean(averages), None, deviation(averages) if len(runs) > 1 else None)
 
 
@@ -366,7 +368,7 @@ def averages(runs: Iterable[Results], *, beside_paper: bool = False) -> Table:
         m for rows_of in found for m, source in rows_of if source == "ours" and (m, source) not in keys
     )
     if others:
-        notes = (f"Not run on every scenario: {'; '.join(map(_title, others))}.", *notes)
+        notes = (f"Not run on every scenario: {'; '.join(map(title_of, others))}.", *notes)
     return Table("Average accuracy", tuple(table.title for table in made), tuple(rows), notes)
 
 
@@ -374,142 +376,3 @@ def _last_cells(rows: Sequence[Row]) -> Row:
     ours = rows[0].source == "ours"  # whose seeds told what is best; the paper's is the best of the rows shown
     cells = tuple(replace(row.entries[-1], best=ours and row.entries[-1].best) for row in rows)
     return Row(rows[0].method, cells, rows[0].seeds, rows[0].source)
-
-
-# Costs -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one method took: means over seeds, after the last task. Overhead is in bits."""
-
-    method: str
-    parameters: float
-    training: float
-    inference: float
-    epochs: float
-    seconds: float
-    kept: float
-    tasks: int
-    transfer: float | None
-    average: float
-    network: float
-    everything: float
-    packed: float | None
-    learning: float | None
-    answer: float | None
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """A row under the header `COSTS`."""
-        return (
-            _title(self.method),
-            f"{self.parameters:,.0f}",
-            size(self.training),
-            size(self.inference),
-            f"{self.epochs:.0f}",
-            f"{self.seconds:.1f}",
-            f"{round(self.kept, 1):g} of {self.tasks} tasks",
-            "–" if self.transfer is None else signed(self.transfer),
-            f"{self.average:.1f}",
-            size(self.network),
-            size(self.everything),
-            "–" if self.packed is None else size(self.packed),
-            count(self.learning),
-            count(self.answer),
-        )
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """The costs of the methods that stand in one table."""
-
-    title: str
-    rows: tuple[Cost, ...]
-    notes: tuple[str, ...] = ()
-
-
-COSTS = (
-    *("Method", "parameters", "overhead training", "inference", "epochs kept", "seconds", "bits kept", "transfer"),
-    *("Avg.", "network", "all kept", "packed", "training operations", "operations of an answer"),
-)
-
-
-def cost_tables(runs: Iterable[Results]) -> list[CostTable]:
-    """What each method took, for each table among the runs."""
-    found = groups(runs)
-    return [replace(costs(group), title=title) for group, title in zip(found, titles(found), strict=True)]
-
-
-def costs(group: Sequence[Results]) -> CostTable:
-    """What each method of one table took.
-
-    "epochs kept": of the trainings that were kept, while the seconds are of all, trials of a search included. "bits
-    kept": how many tasks' logits are bit-equal to those right after learning. "transfer": forward transfer, where the
-    runs hold a method `alone` with the same seed and the same regime, and every task was learned in its turn. "all
-    kept": the bytes of network, heads and what serving needs beside them; "packed": in the smallest code there is.
-    Operations are those of products: of all steps of the trainings that were kept (no trials of a trade-off, no
-    importance or merging after them), and of one image through the dearest task.
-    """
-    alone = {r.seed: r for r in group if r.method == "alone"}
-    methods = by_method(group)
-    beside = [[r for r in runs if _has_reference(r, alone)] for runs in methods]
-    rows = tuple(_cost(runs, part, alone) for runs, part in zip(methods, beside, strict=True))
-    fewer = [_title(runs[0].method) for runs, part in zip(methods, beside, strict=True) if 0 < len(part) < len(runs)]
-    notes = (f"Transfer is of fewer seeds than the rest, those that 'alone' has: {', '.join(fewer)}.",) if fewer else ()
-    return CostTable(titles([group])[0], rows, notes)
-
-
-def _has_reference(run: Results, alone: dict[int, Results]) -> bool:
-    """Whether forward transfer can be told: by a network alone that was trained alike."""
-    fit = run.method != "alone" and len(run.tasks) > 1 and all(run.trained) and run.seed in alone
-    return fit and same_training(alone[run.seed], run)
-
-
-def _cost(runs: Sequence[Results], beside: Sequence[Results], alone: dict[int, Results]) -> Cost:
-    method = runs[0].method
-    transfers = [100 * r.forward_transfer(alone[r.seed].learned) for r in beside]
-    return Cost(
-        method,
-        parameters=mean([r.parameters[-1] for r in runs]),
-        training=mean([r.overhead[-1]["training"] for r in runs]),
-        inference=mean([r.overhead[-1]["inference"] for r in runs]),
-        epochs=mean([sum(r.epochs) for r in runs]),
-        seconds=mean([sum(r.seconds) for r in runs]),
-        kept=mean([sum(r.unchanged) for r in runs]),
-        tasks=len(runs[0].tasks),
-        transfer=mean(transfers) if transfers else None,
-        average=100 * mean([mean(r.final[_average_from(r) - 1 :]) for r in runs]),
-        network=mean([32 * r.parameters[-1] - r.overhead[-1].get("spared", 0) for r in runs]),
-        everything=mean([r.kept for r in runs]),
-        packed=mean([r.packed or 0 for r in runs]) if all(r.packed is not None for r in runs) else None,
-        learning=_operations(runs, "training", sum),
-        answer=_operations(runs, "answer", max),
-    )
-
-
-def _operations(runs: Sequence[Results], kind: str, over: Callable[[list[int]], int]) -> float | None:
-    """Of all tasks together, or of the dearest; None if a run did not count them."""
-    if not all(r.operations for r in runs):
-        return None
-    return mean([over([task[kind] for task in r.operations]) for r in runs])
-
-
-def count(operations: float | None) -> str:
-    """How many, in units that people read."""
-    if operations is None:
-        return "–"
-    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if operations >= size:
-            return f"{operations / size:.1f} {unit}"
-    return f"{operations:.0f}"
-
-
-def size(bits: float) -> str:
-    """Bits as bytes that people read."""
-    value, unit = bits / 8, "B"
-    for larger in ("kB", "MB", "GB"):
-        if round(value, unit != "B") < 1000:  # as it is printed
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
