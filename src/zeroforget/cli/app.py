@@ -52,7 +52,6 @@ app = typer.Typer(
 )
 
 
-@functools.cache
 def console() -> Terminal:
     """Where results are printed; made when something is, since `--help` needs none of it."""
     from zeroforget.files.terminal import Terminal
