@@ -47,22 +47,16 @@ def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
 
 
 def test_what_ends_is_written_down(args: argparse.Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = [Job.parse("short:finetuning"), Job.parse("short:freezing")]
-    assert pool.run(jobs, args) == []
-    found = archive.load(args.results / "short.json")
-    assert {run.method for run in found} == {"finetuning", "freezing"}
-    assert {run.regime["batch_size"] for run in found} == {40}
-    said = capsys.readouterr().out
-    assert said.index("finetuning begins") < said.index("freezing begins")
-    assert said.count("is finished") == 2
-
-
-def test_a_change_of_a_methods_option_is_that_methods_alone(args: argparse.Namespace) -> None:
+    """A change of a method's option is that method's alone."""
     args.set.append("packnet.retrain_epochs=2")
     assert pool.run([Job.parse("short:finetuning"), Job.parse("short:packnet")], args) == []
     found = {run.method: run for run in archive.load(args.results / "short.json")}
+    assert found.keys() == {"finetuning", "packnet"}
+    assert {run.regime["batch_size"] for run in found.values()} == {40}
     assert found["packnet"].options["retrain_epochs"] == 2
-    assert found["finetuning"].regime["batch_size"] == 40
+    said = capsys.readouterr().out
+    assert said.index("finetuning begins") < said.index("packnet begins")
+    assert said.count("is finished") == 2
 
 
 def test_what_does_not_end_in_time_is_stopped_and_told(args: argparse.Namespace) -> None:

@@ -27,8 +27,16 @@ def outputs(net: GrowingNetwork, x: Tensor, task: int, bf16: bool) -> Tensor:
     return forward
 
 
-@pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize("name", ["lenet", "alexnet", "vgg16-tiny", "resnet18"])
+QUICK = {("alexnet", "adamw"), ("vgg16-tiny", "bf16"), ("resnet18", "sgd")}
+"""Of each large network one regime; the others take long and are for the campaigns."""
+EVERY = [
+    pytest.param(name, regime, marks=() if name == "lenet" or (name, regime) in QUICK else pytest.mark.soak)
+    for name in ("lenet", "alexnet", "vgg16-tiny", "resnet18")
+    for regime in REGIMES
+]
+
+
+@pytest.mark.parametrize(("name", "regime"), EVERY)
 def test_logits_stay_bit_equal_through_five_more_tasks(name: str, regime: str) -> None:
     kind, bf16 = REGIMES[regime]
     net, x = growing(name)

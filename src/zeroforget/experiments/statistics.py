@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 from zeroforget.experiments.results import deviation, mean
 
 LEVEL = 0.95
@@ -46,5 +44,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     count = len(apart)
     reach = math.inf
     if count > 1:
+        from scipy.special import stdtrit  # a quarter of a second, which most commands need not spend
+
         reach = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * deviation(apart) / math.sqrt(count)
     return Difference(mean(apart), reach, count)
