@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tests.store.helpers import LATER, QUICK, write_digits
 from zeroforget import nets
 from zeroforget.store import Model, ModelError, open_model
+from zeroforget.store.folder import TRAINING
 from zeroforget.store.pictures import held_out
 from zeroforget.store.writing import Watch
 from zeroforget.training import Progress
@@ -87,6 +88,23 @@ def test_after_another_task_it_starts_over(model: Model, data: Path) -> None:
     assert not goes_on(model, data / "high", "high", **LATER)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_survives_the_learning_of_another_task(model: Model, data: Path, stopped: bool) -> None:
+    """While the other one is in the model there is another network to learn; taken back, this one goes on."""
+    interrupted(model, data / "high", "high", **LATER)
+    kept = {file.name: file.read_bytes() for file in (model.path / TRAINING).iterdir()}
+    if stopped:
+        interrupted(model, data / "low", "a third", **LATER)
+        assert "training of 'a third' is kept" in told(model, data / "high", "high", **LATER)
+    else:
+        model.learn(data / "low", "a third", **LATER)
+        assert model.undo() == "a third"
+    assert goes_on(model, data / "high", "high", **LATER)
+    assert {file.name: file.read_bytes() for file in (model.path / TRAINING).iterdir()} == kept
+    model.learn(data / "high", "high", **LATER)
+    assert [place.name for place in model.path.glob(f"{TRAINING}*")] == ([f"{TRAINING}-a_third"] if stopped else [])
+
+
 def test_other_weights_in_the_same_file_start_over(data: Path, tmp_path: Path) -> None:
     given, file = nets.build("small", (1, 8, 8)), tmp_path / "start.safetensors"
     save_file(given.state_dict(), file)
@@ -102,7 +120,8 @@ def test_other_weights_in_the_same_file_start_over(data: Path, tmp_path: Path) -
 def test_what_differs_is_named(model: Model, data: Path) -> None:
     interrupted(model, data / "high", "high", **LATER)
     given_up = "an interrupted training is given up: "
-    assert told(model, data / "high", "another", **LATER) == f"{given_up}it was of task 'high'"
+    kept = "an interrupted training of 'high' is kept: learning 'high' again goes on with it"
+    assert told(model, data / "high", "another", **LATER) == kept
     assert told(model, data / "low", "high", **LATER) == f"{given_up}the pictures are others"
     said = told(model, data / "high", "high", **(LATER | {"seed": 3, "lr": 0.5}))
     assert said == f"{given_up}lr was 0.02 and is 0.5, seed was 0 and is 3"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, TRAINING, Chain, Folder
+from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
+from zeroforget.store.interrupted import begin, end, shared
 from zeroforget.store.names import folder_name, task_name
 from zeroforget.store.network import (
     environment,
@@ -40,7 +40,7 @@ from zeroforget.store.network import (
     preparation,
     probe_logits,
 )
-from zeroforget.store.options import GROWTH, Options, default_network
+from zeroforget.store.options import Options, default_network
 from zeroforget.store.pictures import (
     ClassFolders,
     Lesson,
@@ -283,7 +283,7 @@ class Learning:
     def write(self, net: GrowingNetwork, log: FitLog) -> TaskFacts:
         """The task becomes a part of the folder."""
         facts = self._write(net, log)
-        shutil.rmtree(self.folder.path / TRAINING, ignore_errors=True)
+        end(self.folder.path, facts.name)
         return facts
 
     def _start(self) -> tuple[ModelFacts, GrowingNetwork]:
@@ -334,22 +334,7 @@ class Learning:
         return list(found.values())
 
     def _train(self, grower: Tfm) -> FitLog:
-        training = self.folder.path / TRAINING
-        plan, before = self._plan(), _planned(training / "plan")
-        if before != plan:
-            other = _other(before, plan)
-            if self.options.finish:
-                raise ModelError(
-                    "there is no interrupted training of this task with these pictures and options to finish"
-                    + (f": {other}" if before else "")
-                )
-            if any(training.glob("phase-*")):
-                self.watch.say(f"an interrupted training is given up: {other}")
-            shutil.rmtree(training, ignore_errors=True)
-            training.mkdir()
-            atomic.write_new(training / "plan", json.dumps(plan).encode())
-        elif any(training.glob("phase-*")):
-            self.watch.say("going on with the training that was interrupted")
+        training = begin(self.folder.path, self._plan(), finish=self.options.finish, watch=self.watch)
         try:
             return self._fit(grower, training)
         except (DamagedCheckpoint, KeyError) as error:
@@ -373,7 +358,7 @@ class Learning:
 
     def _plan(self) -> dict[str, Any]:
         """What an interrupted training must share with this one to be gone on with."""
-        options = _texts(self.options)
+        options = shared(self.options)
         return {
             "task": self.ready.task.name,
             "model": self.chain.head if self.chain else "",
@@ -451,47 +436,6 @@ class Learning:
         if self.start is not None:
             told[FROZEN] = self.start.frozen
         return told | ({"search": log.notes["search"]} if "search" in log.notes else {})
-
-
-_ANY = ("finish", "strict", "unreadable", "epochs", "weights", "test")
-"""Options that may be others when an interrupted training goes on."""
-
-
-def _planned(path: Path) -> dict[str, Any]:
-    """The plan of an interrupted training; empty if there is none that can be read."""
-    try:
-        plan = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(plan, dict) or not isinstance(plan.get("options"), dict):
-        return {}
-    return plan | {"options": _texts(Options()) | plan["options"]}  # some came after it was written
-
-
-def _texts(options: Options) -> dict[str, str]:
-    """The options that an interrupted training must share with the one that goes on."""
-    chosen = {each.name: str(getattr(options, each.name)) for each in fields(options) if each.name not in _ANY}
-    return chosen | {"growth": str(GROWTH if options.growth is None else options.growth)}
-
-
-def _other(before: dict[str, Any], plan: dict[str, Any]) -> str:
-    """In what an interrupted training differs from the one to begin, in words."""
-    if before.keys() != plan.keys():
-        return "another version of zeroforget began it, or its plan is damaged"
-    if before["task"] != plan["task"]:
-        return f"it was of task '{before['task']}'"
-    if before["model"] != plan["model"]:
-        return "the model has other tasks now"
-    was, now = before["options"], plan["options"]
-    changed = [f"{key} was {was.get(key)} and is {value}" for key, value in now.items() if was.get(key) != value]
-    return ", ".join(changed) or _OTHER[next(key for key in _OTHER if before[key] != plan[key])]
-
-
-_OTHER = {
-    "pictures": "the pictures are others",
-    "weights": "the weights are others",
-    "backbone": "the network is another",
-}
 
 
 def now() -> str:

@@ -41,7 +41,9 @@ class Options:
     """How to learn. What concerns the network itself counts when the model is made, with its first task."""
 
     network: str | None = option(
-        None, "The network to begin with (zeroforget networks lists them); by default one that fits `size`."
+        None,
+        "The network to begin with (zeroforget networks lists them); by default `compact` with the package's weights "
+        "for color photos of 32 pixels and more, else one that fits `size`.",
     )
     width: float | None = option(None, "Its width, as a share of the published one.")
     size: int | None = option(None, "Pixels of each side of its pictures; 64 by default.")
@@ -94,7 +96,7 @@ class Options:
     strict: bool = option(False, "Refuse unreadable pictures and small classes.")
     unreadable: float = option(0.05, "The share of the pictures that may be unreadable; they are named and left out.")
     finish: bool = option(False, "Of an interrupted training take the best so far, after one more epoch.")
-    device: str = option("cpu", "cpu, cuda or cuda:1.")
+    device: str = option("auto", "cpu, cuda or cuda:1; auto is a GPU where torch sees one, else cpu.")
     precision: Literal["float32", "tf32", "bf16"] = option(
         "float32", "How steps compute: tf32 and bf16 are faster on a GPU. Answers stay in float32."
     )
@@ -106,6 +108,8 @@ class Options:
                 object.__setattr__(self, name, paths.as_path(path, ModelError))
         if self.pretrained is False and self.frozen:
             raise ModelError("frozen keeps weights that training starts from, and pretrained=False starts from none")
+        if self.device == "auto":
+            object.__setattr__(self, "device", _device())
         if isinstance(self.growth, str):
             object.__setattr__(self, "growth", _growth(self.growth))
         if self.budget is not None:
@@ -245,8 +249,15 @@ def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float
     raise BadOption(name, f"is a {'whole' if kind is int else 'finite'} number, not {value!r}")
 
 
+def _device() -> str:
+    """A GPU where there is one."""
+    import torch  # the command line's --help does without
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def default_network(size: int) -> tuple[str, float]:
-    """A network that fits pictures of this size and little data, and its width.
+    """A network that fits pictures of this size and little data, and its width, where no weights are to start from.
 
     In one run each on 283 pictures of two digits at 64×64, LeNet at twice its width had all of 71 held-out ones right
     after 25 epochs and 17 seconds, a ResNet-18 at a quarter of its width 68 % after 6 epochs and 66 seconds.
