@@ -30,4 +30,4 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 suppress_warnings = ["misc.highlighting_failure"]  # what a terminal shows is not always code
 
-generate.write(HERE / "generated")
+generate.write(HERE / "generated", run=True)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import zeroforget
+
+ROOT = Path(__file__).parent.parent
 
 MODEL_CLASSES = ("Model", "TaskFacts", "Prediction", "Report", "ModelError")
 """Of `zeroforget.store`: what `zeroforget.open` gives, and what its methods give."""
@@ -18,13 +24,30 @@ NETWORK_METHODS = (
 )  # fmt: skip
 
 
-def write(folder: Path) -> None:
-    """All of them, those that differ alone: a page that is as it was is not built anew."""
+def write(folder: Path, *, run: bool = False) -> None:
+    """All of them, those that differ alone: a page that is as it was is not built anew.
+
+    Notebooks show their output if they are run.
+    """
     folder.mkdir(exist_ok=True)
-    for name, text in (("api", api()), ("commands", commands()), ("cards", cards())):
+    pages = {"api": api(), "commands": commands(), "cards": cards()}
+    pages |= {path.stem: notebook(path, run=run) for path in sorted((ROOT / "examples").glob("*.ipynb"))}
+    for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
+
+
+def notebook(path: Path, *, run: bool) -> str:
+    """A notebook as a page."""
+    words = [sys.executable, "-m", "tools.notebooks", *([] if run else ["--text"]), str(path)]
+    search = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
+    with tempfile.TemporaryDirectory() as place:
+        done = subprocess.run(
+            words, cwd=place, env=os.environ | {"PYTHONPATH": search}, check=True, stdout=subprocess.PIPE, text=True
+        )
+    where = f"This is the notebook `examples/{path.name}`."
+    return done.stdout.replace("\n\n", f"\n\n{where}\n\n", 1)
 
 
 def api() -> str:
