@@ -4,6 +4,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
 
     <!-- table results/NAME.json [--beside paper] -->       the table of accuracies
     <!-- headline results/NAME.json ... -->                 averages of TFM and its bounds, a row for each experiment
+    <!-- choice results/TRANSFER.json results/NAME.json --> ours beside what else one might take: accuracy and bytes
     <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
     <!-- kept results/NAME.json -->                         what must be kept to serve all tasks, and to learn the next
     <!-- picture KIND results/NAME.json ... -->             averages, course, kept, ... see `benchmarks/pictures.py`
@@ -22,7 +23,10 @@ figure is ever written by hand.
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import statistics
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -39,18 +43,24 @@ from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|options) "
+    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|options) "
     r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
-FOLDER = "pictures"
+PICTURES = Path("docs", "pictures")
 SEES_ALL = ("joint", "joint-scratch")
 """Rows that look at the images of past tasks."""
 
 
-def filled(text: str) -> str:
-    """A page with every block made anew."""
-    return BLOCK.sub(lambda match: f"{match[1]}{_body(match[2], match[3].split()).strip()}\n{match[4]}", text)
+def filled(text: str, folder: str = "docs") -> str:
+    """A page, which lies in this folder of the repository, with every block made anew."""
+    beside = Path(os.path.relpath(PICTURES, folder)).as_posix()
+    return BLOCK.sub(lambda match: f"{match[1]}{_body(match[2], match[3].split(), beside).strip()}\n{match[4]}", text)
+
+
+def remade(page: Path) -> str:
+    """What a page should say."""
+    return filled(page.read_text(), str(page.parent.relative_to(ROOT)))
 
 
 def drawn(text: str) -> dict[str, str]:
@@ -74,7 +84,7 @@ def _picture(kind: str, words: list[str]) -> str:
     return pictures.PICTURES[kind](_runs(first, words), *(archive.load(ROOT / name) for name in others))
 
 
-def _body(block: str, words: list[str]) -> str:
+def _body(block: str, words: list[str], beside: str) -> str:
     if block == "options":
         return learn_options()
     names = _names(words)
@@ -94,7 +104,9 @@ def _body(block: str, words: list[str]) -> str:
             title = re.search("<title>(.*?)</title>", _picture(words[0], words))
         except pictures.Lacking as lacking:
             return f"*No picture yet: {lacking}.*"
-        return f"![{title[1] if title else words[0]}]({FOLDER}/{_file(words[0], names)})"
+        return f"![{title[1] if title else words[0]}]({beside}/{_file(words[0], names)})"
+    if block == "choice":
+        return choice(json.loads((ROOT / names[0]).read_text()), archive.load(ROOT / names[1]))
     if block == "headline":
         return headline([archive.load(ROOT / name) for name in names])
     runs = _runs(names[0], words)
@@ -168,6 +180,30 @@ def headline(files: list[list[Results]]) -> str:
         cells = (found[ours], lost, theirs and theirs.average, *others)
         figures = " | ".join("–" if cell is None else f"{cell:.1f}" for cell in cells)
         lines.append(f"| `{runs[0].experiment}` | {figures} |")
+    return "\n".join(lines)
+
+
+def choice(transfer: dict[str, Any], runs: list[Results]) -> str:
+    """What an adopted network reaches on new tasks, and one that learns all tasks itself, with the bytes it takes."""
+    parts = [each for run in transfer["runs"] if "adopted" in run for each in run["contestants"]]
+    costs = {cost.method: cost for cost in spending.costs(runs).rows}
+    ours = max((name for name in costs if name.startswith("tfm")), key=lambda name: costs[name].average)
+    rows = (
+        ("**zeroforget** (TFM)", "growth 5 %", ours),
+        ("adapters of low rank, as many bytes", "adapters, bytes as growth 5 %", ""),
+        ("a fine-tuned copy for each task", "fine-tuning a copy", ""),
+        ("PackNet's masks", "", "packnet"),
+        ("one network, fine-tuned again and again", "", "finetuning"),
+        ("one network, all tasks' images at once", "", "joint-scratch"),
+    )
+    lines = ["| | adopted ResNet-18 | stored a task | ten tasks | stored for all |", "|---|--:|--:|--:|--:|"]
+    for title, added, method in rows:
+        tasks = [task for each in parts if each["name"] == added for task in each["tasks"]]
+        one = [f"{100 * statistics.mean(task['accuracy'] for task in tasks):.1f} %"] if tasks else ["–"]
+        one += [f"{statistics.mean(task['bytes'] for task in tasks) / 1e6:.1f} MB"] if tasks else ["–"]
+        cost = costs.get(method)
+        ten = [f"{cost.average:.1f} %", spending.size(cost.everything)] if cost else ["–", "–"]
+        lines.append(f"| {title} | {' | '.join(one + ten)} |")
     return "\n".join(lines)
 
 
@@ -265,14 +301,18 @@ def board(runs: list[Results]) -> str:
 
 def pages() -> list[Path]:
     """Every page of ours."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "results").glob("*.md")),
+    ]
 
 
 def main() -> None:
     """Write the pages and pictures that differ."""
     for page in pages():
-        text = page.read_text()
-        wanted = {page: filled(text)} | {page.parent / FOLDER / name: svg for name, svg in drawn(text).items()}
+        wanted = {page: remade(page)}
+        wanted |= {ROOT / PICTURES / name: svg for name, svg in drawn(page.read_text()).items()}
         for path, content in wanted.items():
             if not path.exists() or path.read_text() != content:
                 path.parent.mkdir(exist_ok=True)

@@ -161,6 +161,33 @@ def course(runs: Runs) -> str:
     return svg(386, f"Mean accuracy over the tasks so far on {runs[0].scenario}", marks)
 
 
+def memory(runs: Runs) -> str:
+    """Each task's accuracy from the day it was learned on: by the best TFM, and by fine-tuning, side by side."""
+    found = {each[0].method: each for each in tables.by_method(runs)}
+    growing = [method for method in found if method.startswith("tfm")]
+    if not growing or "finetuning" not in found:
+        raise Lacking(f"`{runs[0].experiment}` lacks {'fine-tuning' if growing else 'TFM'}")
+    best = max(growing, key=lambda method: mean([run.average for run in found[method]]))
+    titles = {best: "zeroforget: old tasks stay", "finetuning": "fine-tuning: old tasks fade"}
+    marks, scale = [], Scale(0, 100, 330, 62)
+    for place, (method, title) in enumerate(titles.items()):
+        left, count = 60 + 340 * place, len(runs[0].tasks)
+        step = 300 / max(1, count - 1)
+        marks += [line(left, scale(t), left + 300, scale(t), "grid") for t in scale.ticks]
+        marks += [text(left - 8, scale(t), f"{t:g} %", "quiet", "end") for t in scale.ticks if place == 0]
+        marks += [text(left + k * step, 350, str(k + 1), "quiet", "middle") for k in range(count)]
+        for task in range(count):
+            values = [100 * mean([run.accuracy[k][task] for run in found[method]]) for k in range(task, count)]
+            points = [(left + (task + k) * step, scale(value)) for k, value in enumerate(values)]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            marks += [f'<polyline class="l{1 - place}" points="{path}"/>', dot(*points[0], f"m{1 - place}")]
+        average = 100 * mean([run.average for run in found[method]])
+        marks.append(text(left, 20, title, "strong"))
+        marks.append(text(left, 40, f"{average:.1f} % on average after all {count} tasks", "quiet"))
+        marks.append(text(left + 150, 372, "tasks learned", "quiet", "middle"))
+    return svg(386, f"Accuracy of every task on {runs[0].scenario}, by zeroforget and by fine-tuning", marks)
+
+
 def _mean_course(runs: Runs) -> list[float]:
     return [100 * mean(values) for values in zip(*(r.averages for r in runs), strict=True)]
 
@@ -254,5 +281,5 @@ def _unit(value: float, unit: str) -> str:
 
 PICTURES: dict[str, Callable[..., str]] = {
     **{"averages": averages, "course": course, "distance": distance},
-    **{"kept": kept, "work": work},
+    **{"kept": kept, "memory": memory, "work": work},
 }

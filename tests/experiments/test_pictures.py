@@ -76,6 +76,18 @@ def test_a_method_that_waited_has_no_course() -> None:
     assert any("scratch" in word for word in words(pictures.averages([*runs(), waiting])))
 
 
+def test_every_task_has_a_line_of_its_own_from_the_day_it_was_learned() -> None:
+    picture = pictures.memory(runs())
+    lines = [[tuple(map(float, p.split(","))) for p in each.attrib["points"].split()] for each in
+             ET.fromstring(picture).iter(f"{SVG}polyline")]  # fmt: skip
+    assert [len(each) for each in lines] == [2, 1, 2, 1]  # of two methods, the first task and the second
+    (_, then), (_, now) = lines[2]
+    assert now > then  # fine-tuning's first task falls, and y grows downwards
+    assert "70.5 % on average after all 2 tasks" in words(picture)
+    with pytest.raises(pictures.Lacking, match="lacks fine-tuning"):
+        pictures.memory([run for run in runs() if run.method != "finetuning"])
+
+
 def test_the_distance_is_that_of_the_best_of_both() -> None:
     picture = pictures.distance(runs())
     assert "5.5 points" in words(picture)
@@ -162,4 +174,4 @@ def test_what_was_tuned_is_told() -> None:
 @pytest.mark.parametrize("page", fill_docs.pages(), ids=lambda page: page.name)
 def test_committed_pictures_are_those_of_the_committed_results(page: Path) -> None:
     for name, picture in fill_docs.drawn(page.read_text()).items():
-        assert (page.parent / fill_docs.FOLDER / name).read_text() == picture, "run python -m benchmarks.fill_docs"
+        assert (fill_docs.ROOT / fill_docs.PICTURES / name).read_text() == picture, "run python -m benchmarks.fill_docs"
