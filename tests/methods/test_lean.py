@@ -122,6 +122,13 @@ def test_mistakes_are_named(options: dict[str, object], says: str) -> None:
         lean(**options)
 
 
+def test_a_whole_rank_that_was_read_as_a_float_is_that_number() -> None:
+    """An experiment's file says rank = 16, and options of type float are read as floats."""
+    rank = lean(rank=2.0).rank
+    assert rank == 2
+    assert isinstance(rank, int)
+
+
 def test_options_of_tfm_are_options_of_lean() -> None:
     assert lean(fn="none", align=2, early=0.9).net.fn == "none"
     with pytest.raises(ValueError, match="no option 'frank'"):

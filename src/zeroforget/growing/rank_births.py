@@ -220,6 +220,8 @@ def as_rank(rank: Any) -> Any:
     if isinstance(rank, Mapping):
         return {name: as_rank(wanted) for name, wanted in rank.items()}
     value = number(rank)
+    if isinstance(value, float) and value >= 1 and value.is_integer():
+        value = int(value)  # options are read as floats, so 16 comes as 16.0
     if value is None or not (value >= 0 and (isinstance(value, int) or value < 1)):
         raise ValueError(
             "a rank is a whole number of directions (16), a share below 1 of the full rank (0.05), or one of these for "
