@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zeroforget"
 
 LAYERS = [
-    {"files", "progress", "tracking", "_version"},
+    {"files", "progress", "tracking", "processes", "_version"},
     {"operators", "nets", "data"},
     {"axes"},
     {"growing"},

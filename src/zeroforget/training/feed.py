@@ -142,11 +142,12 @@ def feeds(splits: tuple[Split, Split], sizes: tuple[int, int], device: torch.dev
     return made[1], made[0]
 
 
-def batch_sizes(images: int, batch: int) -> list[int]:
-    """How many images each step sees. One that is left over joins the batch before: alone it has no spread."""
+def batch_sizes(images: int, batch: int, processes: int = 1) -> list[int]:
+    """How many images each step sees. One that is left over joins the batch before: alone it has no spread. Of a batch
+    that several processes share each has two images at least."""
     whole, rest = divmod(images, batch)
-    if rest == 1 and whole:
-        return [batch] * (whole - 1) + [batch + 1]
+    if 0 < rest < 2 * processes and whole:
+        return [batch] * (whole - 1) + [batch + rest]
     return [batch] * whole + [rest] * (rest > 0)
 
 

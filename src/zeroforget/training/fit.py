@@ -19,11 +19,23 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.operators.recorded import RecordedStep, backward, ways
+from zeroforget.processes import Processes, current
 from zeroforget.progress import Epoch, Progress
 from zeroforget.training.checkpoint import PAUSE, Later, PhaseFile, restore_optimizer
 from zeroforget.training.clip import clip
 from zeroforget.training.feed import Feed, batch_sizes, feeds
-from zeroforget.training.learner import Diverged, Learner, check_loss, copied, diverged, not_one_image, restore
+from zeroforget.training.learner import (
+    Diverged,
+    Learner,
+    check_loss,
+    check_shared,
+    copied,
+    diverged,
+    not_one_image,
+    other_processes,
+    restore,
+    state_of,
+)
 from zeroforget.training.log import UNFINISHED, FitLog, Reporter
 from zeroforget.training.mixing import mix
 from zeroforget.training.phases import Phases
@@ -45,6 +57,8 @@ class Fit:
     same calls, or a second try with the same `Fit` after an interruption, goes on from the last finished one.
     `progress` hears of each epoch and, in between, of steps, `pause` seconds apart. `save_every` so many seconds a
     checkpoint is written beside training (None: after every epoch on a CPU, every 20 seconds on a GPU).
+
+    Where torch.distributed has joined several processes, each calls the same and learns from its part of every batch.
 
     Example:
         >>> import torch, zeroforget
@@ -81,12 +95,16 @@ class Fit:
         """
         task.check()
         regime = replace(self.regime, **changes)
-        splits, sizes = (task.train, task.val), (regime.batch_size + 1, _VALIDATED)
+        processes = current()
+        most = batch_sizes(len(task.train), regime.batch_size, processes.world)
+        splits, sizes = (task.train, task.val), (max(processes.sizes(most)), _VALIDATED)
+        check_shared(task, regime, processes)
         images = feeds(splits, sizes, torch.device(regime.device))  # before a number is taken: memory may not suffice
         numbers, trainings = self._phases.take(learners, index), list[_Training]()
         try:
+            shared = *images, len(learners), processes
             for learner, phase in zip(learners, numbers, strict=True):
-                trainings.append(_Training(self, regime, learner, task, index, phase, *images, len(learners)))
+                trainings.append(_Training(self, regime, learner, task, index, phase, *shared))
             for training in trainings:
                 training.begin()
             done = [0] * len(trainings)
@@ -127,6 +145,7 @@ class _Training:
     training: Feed
     validation: Feed
     abreast: int
+    processes: Processes
 
     def __post_init__(self) -> None:
         fit, self.device = self.fit, torch.device(self.regime.device)
@@ -134,7 +153,7 @@ class _Training:
         pause = fit.save_every if self.on_cpu or fit.save_every is not None else PAUSE
         place = self.phase, self.index, fit._later, pause
         self.file = None if fit.folder is None else PhaseFile(fit.folder, *place)
-        self.sizes = batch_sizes(len(self.training), self.regime.batch_size)
+        self.sizes = batch_sizes(len(self.training), self.regime.batch_size, self.processes.world)
         where = self.task.name, self.index, self.phase, 0, self.regime.epochs, 0, len(self.sizes), self.regime.lr
         self.report = Reporter(fit.progress, fit.pause, Progress(*where, None, self.abreast))
         self.log, self.lr, self.best_loss, self.waited = FitLog(), self.regime.lr, math.inf, 0
@@ -150,18 +169,24 @@ class _Training:
         if not self.on_cpu and isinstance(learner, nn.Module):
             learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = [p for p in learner.trainable() if p.requires_grad]
-        self.records = regime.can_capture() and learner.graph_safe and bool(self.parameters)
+        alone = self.processes.alone  # what processes tell each other is not recorded
+        self.records = regime.can_capture() and learner.graph_safe and bool(self.parameters) and alone
         if self.parameters:
             self.optimizer = regime.make_optimizer(self.parameters, self.lr, captured=self.records)
         learner.smoothing, learner.share, learner.coupled = regime.label_smoothing, None, regime.couples
         self.best = self.start = copied(learner.moving())
+        advice = "Build the network with the same seed, or from the same file, in every process"
+        self.processes.check_same(state_of(learner), f"task '{self.task.name}' was to be learned", advice)
         self._resume()
 
     def epoch(self) -> None:
         """Train on every image once, validate, decide, write a checkpoint."""
         number, began = len(self.log.epochs), time.perf_counter()
-        with seeded("noise", self.fit.seed, self.index, self.phase, number), self.regime.arithmetic():
+        noise = "noise", self.fit.seed, self.index, self.phase, number, *self.processes.key
+        with seeded(*noise), self.regime.arithmetic():
             self.train(number)
+        if not self.processes.alone:
+            self.processes.average(self._statistics())
         outcome = torch.cat([self.losses / len(self.training), self.validate()])
         # A GPU is still at work. Meanwhile: the weights, should they be the best, and the order of the next epoch.
         weights, self.order = copied(self.learner.moving()), self._order(number + 1)
@@ -177,14 +202,16 @@ class _Training:
         """One pass over the training data, step by step."""
         order = self._order(number) if self.order is None else self.order
         # On a GPU augmentation draws there, from the seed of the epoch's noise.
-        self.draws = generator("augment", self.fit.seed, self.index, number) if self.on_cpu else None
-        self.mixes, steps = self.regime.mixes(number), len(self.sizes)
+        seed = "augment", self.fit.seed, self.index, number, *self.processes.key
+        self.draws = generator(*seed) if self.on_cpu else None
+        self.mixes, steps, sizes = self.regime.mixes(number), len(self.sizes), self.processes.sizes(self.sizes)
         self.losses.zero_()
         self.learner.train()
         way = (self.mixes, ways(self.learner.modules())) if self.records else None
-        with closing(self.training.batches(order, self.sizes)) as batches:
+        with closing(self.training.batches(order, sizes)) as batches:
             for step, rows in enumerate(batches):
-                if len(rows) != self.regime.batch_size:  # one step an epoch: trying algorithms for its size costs more
+                self.together = self.sizes[step]
+                if len(rows) != sizes[0]:  # one step an epoch: trying algorithms for its size costs more
                     torch.backends.cudnn.benchmark = False
                 if self.regime.schedule == "cosine":
                     self.lr = self.regime.cosine(number + step / steps, 1 / steps)
@@ -210,13 +237,15 @@ class _Training:
             check_loss(self.learner, loss)
             self.optimizer.zero_grad()
             backward(loss)
+        loss = loss.detach().reshape(())
+        loss = self.processes.mean_gradients(self.parameters, loss, len(rows) / self.together)
+        if self.optimizer is not None:
             self.learner.after_backward()
             if self.regime.clip is not None:
                 clip(self.optimizer, self.parameters, self.regime.clip)
             self.optimizer.step()
             self.learner.after_step()
-        loss = loss.detach().reshape(())
-        self.losses.add_(loss, alpha=len(rows))
+        self.losses.add_(loss, alpha=self.together)
         return loss
 
     def _recorded(self, size: int, way: object) -> RecordedStep:
@@ -234,7 +263,7 @@ class _Training:
         self.learner.train(False)
         predictor = self.learner.predictor(self.index)
         total = torch.zeros(2, device=self.device, dtype=torch.float64)
-        order = self.validation.placed(torch.arange(len(self.validation)))
+        order = self.validation.placed(self.processes.part(torch.arange(len(self.validation))))
         with closing(self.validation.batches(order, _VALIDATED)) as batches:
             for rows in batches:
                 images, y = self.validation.window.batch(rows)
@@ -242,7 +271,7 @@ class _Training:
                 with self.regime.autocast():
                     losses, correct = self.learner.score(predictor, x, y, self.index)
                 total += torch.stack([losses.double().sum(), correct.double().sum()])
-        return total / len(self.validation)
+        return self.processes.sum(total) / len(self.validation)
 
     def decide(self, epoch: Epoch, weights: dict[str, Tensor]) -> None:
         """Whether these weights are to be kept, whether training is over, and at which rate it goes on."""
@@ -278,12 +307,20 @@ class _Training:
         """Put the best weights in place."""
         restore(self.learner.moving(), self.best)
         self.log.stopped = self.log.stopped or UNFINISHED
+        advice = "Does the method draw, or keep numbers of its own, where only a loss or a gradient is meant to differ?"
+        self.processes.check_same(self.learner.moving(), f"task '{self.task.name}' was learned", advice)
         return self.log
+
+    def _statistics(self) -> list[Tensor]:
+        """What moves beside the weights: each process has seen other images."""
+        learned = {parameter.data_ptr() for parameter in self.parameters}
+        return [tensor for _, tensor in sorted(self.learner.moving().items()) if tensor.data_ptr() not in learned]
 
     def _order(self, number: int) -> Tensor:
         """The positions of all images as they come in this epoch."""
         draws = generator("shuffle", self.fit.seed, self.index, number)
-        return self.training.placed(torch.randperm(len(self.training), generator=draws))
+        steps = torch.randperm(len(self.training), generator=draws).split(self.sizes)
+        return self.training.placed(torch.cat([self.processes.part(rows) for rows in steps]))
 
     def _check(self, value: float, epoch: int, step: int, what: str = "the loss") -> None:
         if not math.isfinite(value):
@@ -291,19 +328,23 @@ class _Training:
             raise diverged(self.task, self.regime, f"{what} became {value} {where}")
 
     def _save(self) -> None:
-        if self.file is None:
+        if self.file is None or not self.processes.first:
             return
         ended = bool(self.log.stopped)
         now = self.best if ended else self.learner.moving()
         best = None if ended or self.log.best == len(self.log.epochs) - 1 else self.best
         facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "log": self.log.to_dict()}
+        facts |= {} if self.processes.alone else {"processes": self.processes.world}
         self.file.save(now, best, None if ended else self.optimizer, facts, ended=ended)
 
     def _resume(self) -> None:
-        saved = None if self.file is None else self.file.load()
+        file = self.file
+        saved = None if file is None else self.processes.by_first(file.load)
         if saved is None:
             return
         tensors, facts = saved
+        if (before := facts.get("processes", 1)) != self.processes.world:
+            raise other_processes(before, self.processes.world, self.task, self.fit.folder)
         restore(self.learner.moving(), tensors["now"])
         self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
         self.lr, self.best_loss, self.waited = facts["lr"], facts["best_loss"], facts["waited"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Task
+from zeroforget.processes import Processes
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.regime import Regime
 
@@ -63,6 +65,35 @@ def check_loss(learner: Learner, loss: Any) -> None:
         found = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         without = " without one" if isinstance(loss, Tensor) and not loss.requires_grad else ""
         raise ValueError(f"{type(learner).__name__}.loss must return one number with a gradient, not {found}{without}")
+
+
+def check_shared(task: Task, regime: Regime, processes: Processes) -> None:
+    """Refuse what several processes cannot learn together. Each of them raises the same."""
+    if processes.alone:
+        return
+    told = processes.told((task.name, len(task.train), len(task.val), str(regime)))
+    if other := next((rank for rank, theirs in enumerate(told) if theirs != told[0]), 0):
+        raise ValueError(f"process 0 was to learn {told[0]}, process {other} {told[other]}; give all of them the same")
+    smallest = min(regime.batch_size, len(task.train))
+    if smallest < processes.world:
+        raise ValueError(
+            f"task '{task.name}': {processes.world} processes share each batch, and the smallest has {smallest} images "
+            f"(batch_size is {regime.batch_size}); start fewer processes, or give a larger batch_size"
+        )
+
+
+def other_processes(before: int, now: int, task: Task, folder: Path | None) -> ValueError:
+    """A training cannot go on where its batches are shared otherwise: it would end with other numbers."""
+    several = "es" if before > 1 else ""
+    return ValueError(
+        f"the training of '{task.name}' in {folder} was begun by {before} process{several} and would go on with {now}: "
+        f"what they draw would differ. Start it with {before}, or delete that folder to begin anew"
+    )
+
+
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    """All that training begins from."""
+    return dict(learner.state_dict()) if isinstance(learner, nn.Module) else learner.moving()
 
 
 @contextmanager
