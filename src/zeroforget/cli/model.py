@@ -241,7 +241,7 @@ def verify_command(
     from zeroforget.store.verify import verify
 
     check_digits(head)
-    report = verify(Folder(model), _folders(data or ()))
+    report = verify(Folder(model), folders_of(data or ()))
     same = head is None or report.head.startswith(head.lower())
     if as_json:
         put_json(json.dumps(_report(report) | {"holds": report.holds and same}, indent=1))
@@ -262,7 +262,8 @@ def check_digits(head: str | None) -> None:
         )
 
 
-def _folders(given: Sequence[str]) -> dict[str, Path]:
+def folders_of(given: Sequence[str]) -> dict[str, Path]:
+    """What `--data` says: task to folder."""
     out: dict[str, Path] = {}
     for name, folder in map(_pair, given):
         if name in out:

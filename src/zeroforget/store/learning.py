@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.classifiers import Classifier, Given
+from zeroforget.store.confusions import noted
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.interrupted import begin, end, shared
@@ -69,6 +71,8 @@ from zeroforget.training.checkpoint import DamagedCheckpoint
 from zeroforget.training.probe import fit_head
 from zeroforget.training.seeding import seeded
 
+MOST_EPOCHS = 500
+"""So many epochs of a training are written down, the last ones."""
 PROBES = 4
 """Held-out pictures kept with a task, to prove its logits by."""
 
@@ -421,7 +425,8 @@ class Learning:
         far = which.quantiles(which.distance(which.features(dense, task.test, prepare), about))
         written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
         calibration = Calibration(which.temperature(scores, task.test.labels), far)
-        return replace(facts, accuracy=right, calibration=calibration, files=written)
+        told = {**facts.training, "test": noted(scores, task.test.labels, len(facts.classes))}
+        return replace(facts, accuracy=right, calibration=calibration, training=told, files=written)
 
     def _probes(self) -> torch.Tensor:
         """Test pictures, as far apart as they lie."""
@@ -433,9 +438,16 @@ class Learning:
         told = {"epochs": len(log.epochs), "kept": log.best, "seconds": round(log.seconds, 2), "stopped": log.stopped}
         if self.ready.selected and log.epochs:
             told["selection"] = {"pictures": self.ready.selected, "accuracy": log.val_accuracy}
+        told["curve"] = [_point(epoch) for epoch in log.epochs[-MOST_EPOCHS:]]
         if self.start is not None:
             told[FROZEN] = self.start.frozen
         return told | ({"search": log.notes["search"]} if "search" in log.notes else {})
+
+
+def _point(epoch: Epoch) -> list[float]:
+    """An epoch as the report draws it: loss, loss and accuracy on the selection part."""
+    loss = [round(value, 4) if math.isfinite(value) else 0.0 for value in (epoch.loss, epoch.val_loss)]
+    return [*loss, round(epoch.val_accuracy, 4)]
 
 
 def now() -> str:
