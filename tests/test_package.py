@@ -57,6 +57,7 @@ def test_the_public_names_are_these() -> None:
         "Task",
         "__version__",
         "adopt",
+        "fit",
         "grow",
         "open",
         "scenario",

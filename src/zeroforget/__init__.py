@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zeroforget.proving.grow import grow
     from zeroforget.store import open_model as open  # noqa: A004
     from zeroforget.training import Diverged, Fit, FitLog, Regime
+    from zeroforget.training.fit_network import fit
 
 __all__ = [
     "CannotGrow",
@@ -31,6 +32,7 @@ __all__ = [
     "Task",
     "__version__",
     "adopt",
+    "fit",
     "grow",
     "open",
     "scenario",
@@ -48,6 +50,7 @@ __getattr__ = fetched(
         "zeroforget.methods": ["Method"],
         "zeroforget.store": ["open_model as open"],
         "zeroforget.training": ["Diverged", "Fit", "FitLog", "Regime"],
+        "zeroforget.training.fit_network": ["fit"],
     },
 )
 

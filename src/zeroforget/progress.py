@@ -6,6 +6,7 @@ In a terminal and in a notebook bars move; anywhere else each epoch is a line wi
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,8 @@ class Progress:
     @property
     def ended(self) -> Epoch | None:
         """The epoch that has just come to its end."""
-        return self.last if self.step == self.steps else None
+        done = self.step == self.steps and self.last is not None and self.last.epoch == self.epoch
+        return self.last if done else None
 
     @property
     def left(self) -> float:
@@ -90,6 +92,8 @@ def epoch_line(progress: Progress) -> str | None:
 
 
 def _result(epoch: Epoch) -> str:
+    if math.isnan(epoch.val_accuracy):  # a loss of one's own tells no accuracy
+        return f"loss {epoch.loss:.3f}, validation {epoch.val_loss:.3f}"
     return f"loss {epoch.loss:.3f}, accuracy {100 * epoch.val_accuracy:.1f} %"
 
 

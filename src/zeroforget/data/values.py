@@ -208,6 +208,11 @@ class Task:
     test: Split
     prepare: Preparation = Preparation()
 
+    @property
+    def parts(self) -> tuple[Split, Split]:
+        """What is learned from, and what chooses."""
+        return self.train, self.val
+
     def check(self) -> None:
         """Raise ValueError if no method could learn this: labels out of range, empty splits, NaN in the images."""
         if len(self.classes) < 2:

@@ -17,6 +17,7 @@ from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.fit import Turns
 from zeroforget.training.learner import Learner
+from zeroforget.training.loaded import LoadedTask
 
 LOOKED_AT = 4
 """So many images make the step that is counted; each image of a batch costs the same."""
@@ -29,9 +30,15 @@ class CountingFit(Fit):
     operations: int = field(default=0, init=False, compare=False)
 
     def race(
-        self, learners: Sequence[Learner], task: Task, index: int, turns: Turns | None = None, **changes: Any
+        self,
+        learners: Sequence[Learner],
+        task: Task | LoadedTask,
+        index: int,
+        turns: Turns | None = None,
+        **changes: Any,
     ) -> list[FitLog]:
         """Count a step of each before they train."""
+        assert isinstance(task, Task), "experiments learn from splits"
         device = replace(self.regime, **changes).device
         each = [of_a_step(learner, task, index, device) for learner in learners]
         logs = super().race(learners, task, index, turns, **changes)

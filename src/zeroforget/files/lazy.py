@@ -1,11 +1,23 @@
-"""Public names of a package that are fetched when they are first used: the command line answers without torch."""
+"""Public names and methods that are fetched when they are first used: the command line answers without torch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import MethodType
 from typing import Any
+
+
+class MethodFrom:
+    """A method whose code lives in a package that knows more than its class does; it is loaded when it is wanted."""
+
+    def __init__(self, home: str, name: str) -> None:
+        self.home, self.name = home, name
+
+    def __get__(self, instance: object | None, _owner: type) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(self.home), self.name)
+        return function if instance is None else MethodType(function, instance)
 
 
 def fetched(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

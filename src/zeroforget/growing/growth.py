@@ -19,6 +19,8 @@ from torch import nn
 from zeroforget.axes.find import Axes
 from zeroforget.axes.labels import Label, label_size, spans
 
+Growth = float | Mapping[str, float] | None
+"""A share of every axis; or for each its number of features or its share; None is the usual."""
 Count = Callable[[Mapping[str, float]], float]
 """The number of weights of a network whose axes have these widths."""
 
@@ -34,6 +36,23 @@ class TaskRecord:
     classes: int
     growth: float | Mapping[str, float]
     rank: float | Mapping[str, float] = 0
+    names: tuple[str, ...] = ()
+    """Of the classes, if they have been told."""
+
+
+def as_classes(classes: int | Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """How many classes, and their names if these are given."""
+    if isinstance(classes, str) or not isinstance(classes, Sequence):
+        if (count := whole(classes)) is None or count < 2:
+            raise ValueError(
+                f"classes is the number of a task's classes, at least 2, not {classes!r}; or their names, such as "
+                "['robin', 'wren']. One output, for regression, is one name"
+            )
+        return count, ()
+    names = tuple(classes)
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"classes names each class once, such as ['robin', 'wren'], not {classes!r}")
+    return len(names), names
 
 
 @dataclass(frozen=True)

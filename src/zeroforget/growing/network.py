@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from zeroforget.growing import user_buffers as own
 from zeroforget.growing.births import states
 from zeroforget.growing.convert import live
 from zeroforget.growing.fingerprint import fingerprint
-from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, as_growth, whole
+from zeroforget.growing.growth import Growth, GrowthLimits, GrowthOverhead, TaskRecord, as_classes, as_growth, whole
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, seal, tie, unseal
 from zeroforget.growing.printed import Printed
 from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_samples, leading, ranks_of
@@ -188,15 +187,14 @@ class GrowingNetwork(Printed):
     # Learning --------------------------------------------------------------------------------------------------
 
     def plan(
-        self, name: str, classes: int, growth: float | Mapping[str, float] | None = None, rank: Rank | None = None
+        self, name: str, classes: int | Sequence[str], growth: Growth = None, rank: Rank | None = None
     ) -> tuple[dict[str, float], dict[str, int]]:
         """The shares and widths that `add_task` with these arguments would lead to; every mistake is found here."""
         if not isinstance(name, str) or not name:
             raise ValueError(f"a task needs a name, not {name!r}")
         if name in self.tasks:
             raise ValueError(f"there is a task '{name}' already; choose another name")
-        if (whole(classes) or 0) < 2:
-            raise ValueError(f"classes is the number of a task's classes, at least 2, not {classes!r}")
+        as_classes(classes)
         self._wanted_rank(rank)
         widths = {axis: len(births) for axis, births in self._births.items()}
         wanted = self._wanted(growth)
@@ -204,7 +202,7 @@ class GrowingNetwork(Printed):
             return self.limits.plan_axes(self.shares, widths, wanted)
         return self.limits.plan(self.shares, widths, wanted)
 
-    def _wanted(self, growth: float | Mapping[str, float] | None) -> float | Mapping[str, float]:
+    def _wanted(self, growth: Growth) -> float | Mapping[str, float]:
         wanted: float | Mapping[str, float] = as_growth(growth)
         return wanted if growth is not None else 0.0 if self.history else self.start
 
@@ -213,14 +211,14 @@ class GrowingNetwork(Printed):
     def add_task(
         self,
         name: str,
-        classes: int,
-        growth: float | Mapping[str, float] | None = None,
+        classes: int | Sequence[str],
+        growth: Growth = None,
         rank: Rank | None = None,
         *,
         images: Tensor | None = None,
         quiet: bool = False,
     ) -> None:
-        """Begin a task; from now on the network trains what is born with it and nothing else.
+        """Begin a task of so many classes, or of these names; from now on the network trains what is born with it.
 
         The first task begins with the network's `start`; later ones add `growth`, a share of the full width of every
         axis, or for the axes named a number of features (a share if it is a float). 0 (the default) adds none: the
@@ -235,7 +233,8 @@ class GrowingNetwork(Printed):
         task = len(self.history)
         self._withdraw()
         shares, widths = self.plan(name, classes, growth, rank)
-        record = TaskRecord(name, operator.index(classes), self._wanted(growth), self._wanted_rank(rank))
+        count, names = as_classes(classes)
+        record = TaskRecord(name, count, self._wanted(growth), self._wanted_rank(rank), names)
         warn_if_untouched(self.heads, self._begun, self.tasks)
         if not quiet:
             self.limits.warn_if_idle(record.growth, self.widths(), widths)
@@ -365,8 +364,10 @@ class GrowingNetwork(Printed):
         task's is made anew each time, since its weights may have changed: to ask it often, call `dense` once.
         """
         if task is None:
-            if len(inputs) + len(named) < 2:
-                raise ValueError(f"name the task: net(x, task); the tasks are {', '.join(map(repr, self.tasks))}")
+            last = inputs[-1] if inputs and len(inputs) + len(named) > 1 else None
+            if last is None or (unpacks(self._skeleton[0]) and isinstance(last, (Tensor, Mapping, tuple, list))):
+                known = ", ".join(map(repr, self.tasks)) or "none yet; call add_task first"
+                raise ValueError(f"name the task: net(x, task), or net(x, task='name'); the tasks are {known}")
             *inputs, task = inputs  # type: ignore[assignment]
         number = self.number(task)
         x = self._input(inputs, named)

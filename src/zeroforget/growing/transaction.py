@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import nn
@@ -22,16 +23,26 @@ def all_or_nothing(change: Callable[Concatenate[Net, Arguments], Made]) -> Calla
     @functools.wraps(change)
     def changed(net: Net, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Made:
         lock: Any = net.lock
-        with lock:
-            before = [(module, _held(module)) for module in net.modules()]
-            try:
-                return change(net, *args, **kwargs)
-            except BaseException:
-                for module, held in before:
-                    object.__setattr__(module, "__dict__", held)
-                raise
+        with lock, as_it_was(net):
+            return change(net, *args, **kwargs)
 
     return changed
+
+
+@contextmanager
+def as_it_was(net: nn.Module) -> Iterator[None]:
+    """What ends this early leaves the network with the parts and tensors that it had; what was written into these is
+    for others to put back."""
+    lock: Any = net.lock
+    with lock:
+        before = [(module, _held(module)) for module in net.modules()]
+    try:
+        yield
+    except BaseException:
+        with lock:
+            for module, held in before:
+                object.__setattr__(module, "__dict__", held)
+        raise
 
 
 def _held(module: nn.Module) -> dict[str, Any]:

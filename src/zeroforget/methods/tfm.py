@@ -135,7 +135,11 @@ class Tfm(Method):
 
     def structure(self) -> list[dict[str, Any]]:
         """Each task with the growth it got, and of what number widths were multiples."""
-        return [asdict(record) | {"align": self.net.limits.align} for record in self.net.history]
+        records = [asdict(record) for record in self.net.history]
+        return [
+            {key: value for key, value in record.items() if key != "names" or value} | {"align": self.net.limits.align}
+            for record in records
+        ]
 
     def replay(self, structure: Sequence[dict[str, Any]]) -> None:
         """Grow as it was."""

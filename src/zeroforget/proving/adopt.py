@@ -47,7 +47,7 @@ def adopt(
         example: a batch of inputs, of any form that `grow` takes.
         output: where an answer has several parts, the name or the place of the class scores among them.
         task: what to call what it knows.
-        classes: the names of its classes, to check their number.
+        classes: the names of its classes, in the order of its outputs.
         limit, unit, align, keep, fn, bridge, unknown: as for `grow`.
 
     Example:
@@ -71,7 +71,7 @@ def adopt(
             f"the classifier has {head.out_features} classes, but classes names {len(set(classes))} different ones"
         )
     net = grow(features, example, limit=limit, unit=unit, align=align, keep=keep, fn=fn, bridge=bridge, unknown=unknown)
-    net.add_task(task, head.out_features)
+    net.add_task(task, head.out_features if classes is None else list(map(str, classes)))
     net.eval()
     own = net.heads[0]
     with torch.no_grad():

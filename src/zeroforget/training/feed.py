@@ -16,16 +16,42 @@ import torch
 from torch import Tensor
 
 from zeroforget.data import Split
+from zeroforget.processes import Processes
+from zeroforget.training.loaded import Loaded
 
 SHARE = 0.5
 """Of a device's free memory images may take so much; the rest is for the network."""
 SLOTS = 8
 """So many batches are on their way at once, or a quarter of them all if those are fewer, but two."""
+ALONE = Processes()
 _WORKERS = 4
 """Threads that gather images."""
 
 
-class Resident:
+class _ByRows:
+    """Images that can be taken in any order."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def placed(self, order: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def sizes(self, batch: int, processes: Processes) -> list[int]:
+        """How many images each step sees in all processes together, `batch` being what was asked for."""
+        return batch_sizes(len(self), batch, processes.world)
+
+    def shuffled(self, draws: torch.Generator, sizes: list[int], processes: Processes) -> Tensor:
+        """This process' part of an epoch's order, where `batches` wants it."""
+        steps = torch.randperm(len(self), generator=draws).split(sizes)
+        return self.placed(torch.cat([processes.part(rows) for rows in steps]))
+
+    def in_order(self, processes: Processes) -> Tensor:
+        """This process' part of all of them as they come, where `batches` wants it."""
+        return self.placed(processes.part(torch.arange(len(self))))
+
+
+class Resident(_ByRows):
     """A split that is where it is read."""
 
     def __init__(self, split: Split) -> None:
@@ -44,7 +70,7 @@ class Resident:
         yield from order.split(sizes)
 
 
-class Streamed:
+class Streamed(_ByRows):
     """A split that stays on the host, for batches of at most `size`."""
 
     def __init__(self, split: Split, device: torch.device, size: int) -> None:
@@ -124,15 +150,26 @@ class Streamed:
         return torch.cuda.current_stream(device).record_event() if self._copies is not None else None
 
 
-Feed = Resident | Streamed
+Feed = Resident | Streamed | Loaded
 
 
-def feeds(splits: tuple[Split, Split], sizes: tuple[int, int], device: torch.device) -> tuple[Feed, Feed]:
-    """For training and validation, in batches of at most these sizes. Those for validation come to the device first."""
+def feeds(
+    splits: tuple[Split | Loaded, Split | Loaded],
+    sizes: tuple[int, int],
+    device: torch.device,
+    processes: Processes = ALONE,
+) -> tuple[Feed, Feed]:
+    """For training and validation, in batches of these sizes. Those for validation come to the device first."""
+    train, val = splits
+    if isinstance(train, Loaded) or isinstance(val, Loaded):
+        assert isinstance(train, Loaded)
+        assert isinstance(val, Loaded)
+        return train, val
+    most = max(processes.sizes(batch_sizes(len(train), sizes[0], processes.world)))
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     made, left = list[Feed](), budget(device)
-    for split, size in ((splits[1], sizes[1]), (splits[0], sizes[0])):
+    for split, size in ((val, sizes[1]), (train, most)):
         needed = _needed(split, device)
         if needed <= left:
             made.append(Resident(_resident(split, device)))

@@ -23,7 +23,7 @@ from zeroforget.processes import Processes, current
 from zeroforget.progress import Epoch, Progress
 from zeroforget.training.checkpoint import PAUSE, Later, PhaseFile, restore_optimizer
 from zeroforget.training.clip import clip
-from zeroforget.training.feed import Feed, batch_sizes, feeds
+from zeroforget.training.feed import Feed, feeds
 from zeroforget.training.learner import (
     Diverged,
     Learner,
@@ -36,6 +36,7 @@ from zeroforget.training.learner import (
     restore,
     state_of,
 )
+from zeroforget.training.loaded import LoadedTask, moved
 from zeroforget.training.log import UNFINISHED, FitLog, Reporter
 from zeroforget.training.mixing import mix
 from zeroforget.training.phases import Phases
@@ -56,7 +57,9 @@ class Fit:
     Everything random follows from `seed`. With a `folder`, each epoch leaves a checkpoint there. A second run of the
     same calls, or a second try with the same `Fit` after an interruption, goes on from the last finished one.
     `progress` hears of each epoch and, in between, of steps, `pause` seconds apart. `save_every` so many seconds a
-    checkpoint is written beside training (None: after every epoch on a CPU, every 20 seconds on a GPU).
+    checkpoint is written beside training (None: after every epoch on a CPU, every 20 seconds on a GPU). `optimizer`
+    makes another one than the regime's out of parameters and learning rate. `after_epoch` hears of each epoch that is
+    trained, and ends training when it returns True.
 
     Where torch.distributed has joined several processes, each calls the same and learns from its part of every batch.
 
@@ -79,15 +82,22 @@ class Fit:
     folder: Path | None = None
     pause: float = 0.0
     save_every: float | None = None
+    optimizer: Callable[[list[nn.Parameter], float], torch.optim.Optimizer] | None = None
+    after_epoch: Callable[[Epoch], object] | None = None
     _phases: Phases = field(default_factory=Phases, repr=False, compare=False)
     _later: Later = field(default_factory=Later, init=False, repr=False, compare=False)
 
-    def __call__(self, learner: Learner, task: Task, index: int, **changes: Any) -> FitLog:
+    def __call__(self, learner: Learner, task: Task | LoadedTask, index: int, **changes: Any) -> FitLog:
         """Train; `changes` override parts of the regime for this call only, such as lr=0.005."""
         return self.race([learner], task, index, **changes)[0]
 
     def race(
-        self, learners: Sequence[Learner], task: Task, index: int, turns: Turns | None = None, **changes: Any
+        self,
+        learners: Sequence[Learner],
+        task: Task | LoadedTask,
+        index: int,
+        turns: Turns | None = None,
+        **changes: Any,
     ) -> list[FitLog]:
         """Train several, an epoch at a time: all of them, or those whose turn it is, until it is nobody's.
 
@@ -96,10 +106,8 @@ class Fit:
         task.check()
         regime = replace(self.regime, **changes)
         processes = current()
-        most = batch_sizes(len(task.train), regime.batch_size, processes.world)
-        splits, sizes = (task.train, task.val), (max(processes.sizes(most)), _VALIDATED)
         check_shared(task, regime, processes)
-        images = feeds(splits, sizes, torch.device(regime.device))  # before a number is taken: memory may not suffice
+        images = feeds(task.parts, (regime.batch_size, _VALIDATED), torch.device(regime.device), processes)
         numbers, trainings = self._phases.take(learners, index), list[_Training]()
         try:
             shared = *images, len(learners), processes
@@ -139,7 +147,7 @@ class _Training:
     fit: Fit
     regime: Regime
     learner: Learner
-    task: Task
+    task: Task | LoadedTask
     index: int
     phase: int
     training: Feed
@@ -153,7 +161,7 @@ class _Training:
         pause = fit.save_every if self.on_cpu or fit.save_every is not None else PAUSE
         place = self.phase, self.index, fit._later, pause
         self.file = None if fit.folder is None else PhaseFile(fit.folder, *place)
-        self.sizes = batch_sizes(len(self.training), self.regime.batch_size, self.processes.world)
+        self.sizes = self.training.sizes(self.regime.batch_size, self.processes)
         where = self.task.name, self.index, self.phase, 0, self.regime.epochs, 0, len(self.sizes), self.regime.lr
         self.report = Reporter(fit.progress, fit.pause, Progress(*where, None, self.abreast))
         self.log, self.lr, self.best_loss, self.waited = FitLog(), self.regime.lr, math.inf, 0
@@ -170,14 +178,23 @@ class _Training:
             learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = [p for p in learner.trainable() if p.requires_grad]
         alone = self.processes.alone  # what processes tell each other is not recorded
-        self.records = regime.can_capture() and learner.graph_safe and bool(self.parameters) and alone
+        safe = learner.graph_safe and self.fit.optimizer is None and alone
+        self.records = regime.can_capture() and safe and bool(self.parameters)
         if self.parameters:
-            self.optimizer = regime.make_optimizer(self.parameters, self.lr, captured=self.records)
+            self.optimizer = self._make_optimizer()
         learner.smoothing, learner.share, learner.coupled = regime.label_smoothing, None, regime.couples
         self.best = self.start = copied(learner.moving())
         advice = "Build the network with the same seed, or from the same file, in every process"
         self.processes.check_same(state_of(learner), f"task '{self.task.name}' was to be learned", advice)
         self._resume()
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        if self.fit.optimizer is None:
+            return self.regime.make_optimizer(self.parameters, self.lr, captured=self.records)
+        made = self.fit.optimizer(list(self.parameters), self.lr)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ValueError(f"optimizer must make a torch.optim.Optimizer of parameters and rate, not {made!r}")
+        return made
 
     def epoch(self) -> None:
         """Train on every image once, validate, decide, write a checkpoint."""
@@ -187,7 +204,7 @@ class _Training:
             self.train(number)
         if not self.processes.alone:
             self.processes.average(self._statistics())
-        outcome = torch.cat([self.losses / len(self.training), self.validate()])
+        outcome = torch.cat([self.losses / self.seen, self.validate()])
         # A GPU is still at work. Meanwhile: the weights, should they be the best, and the order of the next epoch.
         weights, self.order = copied(self.learner.moving()), self._order(number + 1)
         loss, val_loss, val_accuracy = outcome.tolist()
@@ -206,11 +223,13 @@ class _Training:
         self.draws = generator(*seed) if self.on_cpu else None
         self.mixes, steps, sizes = self.regime.mixes(number), len(self.sizes), self.processes.sizes(self.sizes)
         self.losses.zero_()
+        self.seen = 0
         self.learner.train()
         way = (self.mixes, ways(self.learner.modules())) if self.records else None
         with closing(self.training.batches(order, sizes)) as batches:
             for step, rows in enumerate(batches):
-                self.together = self.sizes[step]
+                self.together = self.sizes[step] or int(self.processes.sum(torch.tensor(len(rows), device=self.device)))
+                self.seen += self.together
                 if len(rows) != sizes[0]:  # one step an epoch: trying algorithms for its size costs more
                     torch.backends.cudnn.benchmark = False
                 if self.regime.schedule == "cosine":
@@ -225,13 +244,13 @@ class _Training:
     def step(self, rows: Tensor) -> Tensor:
         """One step on the images in these rows; returns the loss."""
         images, y = self.training.window.batch(rows)
-        x = self.task.prepare.train(images.to(self.device), self.draws)
-        if not self.on_cpu and x.dim() == 4:
+        x = self.task.prepare.train(moved(images, self.device), self.draws)
+        if not self.on_cpu and isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.mixes:
             x, self.learner.share = mix(x, self.regime.cutmix, self.regime.mixup, self.draws)
-        with self.regime.autocast(), not_one_image(self.task, self.regime, len(x)):
-            loss = self.learner.loss(x, y.to(self.device), self.index)
+        with self.regime.autocast(), not_one_image(self.task, self.regime, len(rows)):
+            loss = self.learner.loss(x, moved(y, self.device), self.index)
         self.learner.share = None
         if self.optimizer is not None:
             check_loss(self.learner, loss)
@@ -262,16 +281,18 @@ class _Training:
         """Mean loss and accuracy on the validation data, still on the device."""
         self.learner.train(False)
         predictor = self.learner.predictor(self.index)
-        total = torch.zeros(2, device=self.device, dtype=torch.float64)
-        order = self.validation.placed(self.processes.part(torch.arange(len(self.validation))))
-        with closing(self.validation.batches(order, _VALIDATED)) as batches:
+        total, seen = torch.zeros(3, device=self.device, dtype=torch.float64), 0
+        with closing(self.validation.batches(self.validation.in_order(self.processes), _VALIDATED)) as batches:
             for rows in batches:
                 images, y = self.validation.window.batch(rows)
-                x, y = self.task.prepare.test(images.to(self.device)), y.to(self.device)
+                x, y = self.task.prepare.test(moved(images, self.device)), moved(y, self.device)
                 with self.regime.autocast():
                     losses, correct = self.learner.score(predictor, x, y, self.index)
-                total += torch.stack([losses.double().sum(), correct.double().sum()])
-        return self.processes.sum(total) / len(self.validation)
+                total[:2] += torch.stack([losses.double().sum(), correct.double().sum()])
+                seen += len(rows)
+        total[2] = seen
+        total = self.processes.sum(total)
+        return total[:2] / total[2]
 
     def decide(self, epoch: Epoch, weights: dict[str, Tensor]) -> None:
         """Whether these weights are to be kept, whether training is over, and at which rate it goes on."""
@@ -279,6 +300,8 @@ class _Training:
         self.best_loss = min(self.best_loss, epoch.val_loss)
         if self.log.add(epoch, self.regime.keep):
             self.best = weights
+        if self.fit.after_epoch is not None and self.fit.after_epoch(epoch) is True:
+            self.log.stopped = "a callback ended it"
         plateau = self.regime.schedule == "patience" and self.waited >= self.regime.patience
         lr = self.lr / self.regime.decay if plateau else self.lr
         if plateau and lr < self.regime.min_lr:
@@ -294,7 +317,7 @@ class _Training:
             if self.regime.rewind:
                 restore(self.learner.moving(), self.best)
                 if self.optimizer is not None and any(self.optimizer.state.values()):  # of steps not made, now
-                    self.optimizer = self.regime.make_optimizer(self.parameters, self.lr, captured=self.records)
+                    self.optimizer = self._make_optimizer()
                     self.recorded.clear()
             self.lr = lr
             self.regime.set_rate(self.optimizer, lr)
@@ -319,8 +342,7 @@ class _Training:
     def _order(self, number: int) -> Tensor:
         """The positions of all images as they come in this epoch."""
         draws = generator("shuffle", self.fit.seed, self.index, number)
-        steps = torch.randperm(len(self.training), generator=draws).split(self.sizes)
-        return self.training.placed(torch.cat([self.processes.part(rows) for rows in steps]))
+        return self.training.shuffled(draws, self.sizes, self.processes)
 
     def _check(self, value: float, epoch: int, step: int, what: str = "the loss") -> None:
         if not math.isfinite(value):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zeroforget.data import Task
 from zeroforget.processes import Processes
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.loaded import LoadedTask
 from zeroforget.training.regime import Regime
 
 
@@ -50,7 +51,7 @@ class Diverged(ValueError):
     """
 
 
-def diverged(task: Task, regime: Regime, what: str) -> Diverged:
+def diverged(task: Task | LoadedTask, regime: Regime, what: str) -> Diverged:
     """What happened, and what to do about it."""
     return Diverged(
         f"task '{task.name}': {what}. Try a lower lr, clip=1.0 to bound the gradient"
@@ -67,13 +68,15 @@ def check_loss(learner: Learner, loss: Any) -> None:
         raise ValueError(f"{type(learner).__name__}.loss must return one number with a gradient, not {found}{without}")
 
 
-def check_shared(task: Task, regime: Regime, processes: Processes) -> None:
+def check_shared(task: Task | LoadedTask, regime: Regime, processes: Processes) -> None:
     """Refuse what several processes cannot learn together. Each of them raises the same."""
     if processes.alone:
         return
     told = processes.told((task.name, len(task.train), len(task.val), str(regime)))
     if other := next((rank for rank, theirs in enumerate(told) if theirs != told[0]), 0):
         raise ValueError(f"process 0 was to learn {told[0]}, process {other} {told[other]}; give all of them the same")
+    if isinstance(task, LoadedTask):  # each process has a loader of its own
+        return
     smallest = min(regime.batch_size, len(task.train))
     if smallest < processes.world:
         raise ValueError(
@@ -82,7 +85,7 @@ def check_shared(task: Task, regime: Regime, processes: Processes) -> None:
         )
 
 
-def other_processes(before: int, now: int, task: Task, folder: Path | None) -> ValueError:
+def other_processes(before: int, now: int, task: Task | LoadedTask, folder: Path | None) -> ValueError:
     """A training cannot go on where its batches are shared otherwise: it would end with other numbers."""
     several = "es" if before > 1 else ""
     return ValueError(
@@ -97,7 +100,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 
 
 @contextmanager
-def not_one_image(task: Task, regime: Regime, images: int) -> Iterator[None]:
+def not_one_image(task: Task | LoadedTask, regime: Regime, images: int) -> Iterator[None]:
     """Around a loss over so many images: batch normalization that finds one value alone says so in the task's words."""
     try:
         yield
