@@ -113,12 +113,12 @@ def _kept(facts: TaskFacts) -> str:
 
 def _stopped(path: Path, model: Model, task: str) -> str:
     from zeroforget.store import ModelError
-    from zeroforget.store.names import kept_name
+    from zeroforget.store.names import kept_name, means
 
     before = len(model.tasks)
     with suppress(ModelError, OSError):
         model.refresh()
-        if kept_name(task) in [one.name for one in model.tasks[before:]]:
+        if any(means(kept_name(task), one.name) for one in model.tasks[before:]):
             return f"stopped, but '{task}' had been learned: it is in {path}. 'zeroforget undo' takes it back."
     began = any((path / ".training").glob("phase-*"))
     rest = (

@@ -29,9 +29,8 @@ from zeroforget.serving.gate import Gate
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import TaskFacts, Unreadable
-from zeroforget.store.errors import TooManyPixels
+from zeroforget.store.errors import ModelError, TooManyPixels
 from zeroforget.store.folder import as_path
-from zeroforget.store.names import kept_name
 
 PATHS = ("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json")
 PARAMETERS = ("task", "top")
@@ -289,9 +288,10 @@ def _task(snapshot: Snapshot, name: str | None) -> TaskFacts | None:
         raise HTTPException(404, "the model has no task yet; 'zeroforget learn' adds one")
     if name is None:
         return None
-    if kept_name(name) not in names:
-        raise HTTPException(404, f"no task {name[:80]!r} in this model; its tasks are: {', '.join(names)}")
-    return snapshot.chain.find(name)
+    try:
+        return snapshot.chain.find(name)
+    except ModelError:
+        raise HTTPException(404, f"no task {name[:80]!r} in this model; its tasks are: {', '.join(names)}") from None
 
 
 def _check_kind(request: Request) -> None:

@@ -103,11 +103,11 @@ class Networks:
     def likely(self, snapshot: Snapshot, images: Tensor) -> dict[str, Tensor]:
         """Task → how likely each picture belongs to it, as `Model.likely_tasks` has it."""
         away = {}
-        for task in snapshot.tasks:
+        for task in snapshot.chain.current:
             features = self.dense(snapshot, task).get_submodule("features")
             values = features(preparation(task.preprocessing).test(images))
             away[task.name] = which.distance(values, snapshot.spread[task.name])
-        return which.rank(away, {task.name: task.calibration for task in snapshot.tasks})
+        return which.rank(away, {task.name: task.calibration for task in snapshot.chain.current})
 
 
 class Catalog:

@@ -104,7 +104,7 @@ def is_export(path: Path) -> bool:
 
 
 def _network(model: Exportable, task: TaskFacts) -> FromPixels:
-    return FromPixels(model.dense(task.name), task.preprocessing).eval()
+    return FromPixels(model.dense(task.number), task.preprocessing).eval()
 
 
 def _shape() -> dict[str, dict[int, Any]]:
@@ -254,7 +254,7 @@ def _check(model: Exportable, task: TaskFacts, run: Callable[[Tensor], Tensor]) 
     images = model.folder.tensors(model.folder.task(task), task, PROBE)["images"]
     pixels = images.float() / 255
     with torch.no_grad():
-        ours = model.logits(images, task.name)
+        ours = model.logits(images, task.number)
         for theirs in (run(pixels), torch.cat([run(one) for one in pixels.split(1)])):
             off = float((theirs - ours).abs().max() / ours.abs().max().clamp_min(1))
             if theirs.shape != ours.shape or not off <= TOLERANCE:

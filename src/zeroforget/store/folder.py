@@ -19,7 +19,7 @@ from zeroforget.data.readers.folder import composed
 from zeroforget.files import atomic, paths
 from zeroforget.files.hashes import sha256
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.names import kept_name
+from zeroforget.store.names import kept_name, means, version_of
 from zeroforget.store.schema import TASK_FILES, FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed
 
 BORN, PROBE, SPREAD = TASK_FILES[:3]
@@ -70,11 +70,18 @@ class Chain:
         """Its newest task, if it has one."""
         return Ending(self.tasks[-1].folder, self.tasks[-1].hash) if self.tasks else Ending()
 
+    @property
+    def current(self) -> tuple[TaskFacts, ...]:
+        """Of tasks that were learned again the newest version, and all others."""
+        newest = {version_of(facts.name)[0]: facts for facts in self.tasks}
+        return tuple(facts for facts in self.tasks if newest[version_of(facts.name)[0]] is facts)
+
     def find(self, task: str | int) -> TaskFacts:
-        """A task by name or by number, counted from 1 as its folder is."""
-        task = kept_name(task) if isinstance(task, str) else task
-        for facts in self.tasks:
-            if task in (facts.name, facts.number) and not isinstance(task, bool):
+        """A task by name, of several versions the newest; by name and version (dogs@1); or by number, counted from 1 as
+        its folder is."""
+        for facts in reversed(self.tasks):
+            found = means(kept_name(task), facts.name) if isinstance(task, str) else task == facts.number
+            if found and not isinstance(task, bool):
                 return facts
         known = ", ".join(facts.name for facts in self.tasks) or "none yet; 'zeroforget learn' adds one"
         raise ModelError(f"no task {task!r} in this model; its tasks are: {known}")

@@ -33,7 +33,7 @@ from zeroforget.store.confusions import noted
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.interrupted import begin, end, shared
-from zeroforget.store.names import folder_name, task_name
+from zeroforget.store.names import folder_name, next_version, task_name
 from zeroforget.store.network import (
     environment,
     example,
@@ -84,6 +84,8 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     folder.check_place()
     with ExitStack() as stack:
         chain = folder.read() if folder.exists() or folder.entries() else None
+        if options.again:
+            name = next_version(name, [task.name for task in chain.tasks] if chain else ())
         return _learn(folder, chain, pictures, name, options, resolved(options, chain, stack), watch)
 
 
@@ -170,7 +172,10 @@ def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
             align=options.align or suited_to(options.device),
         )
     if name in (task.name for task in chain.tasks):
-        raise ModelError(f"there is a task '{name}' already, and learned tasks never change; choose another name")
+        raise ModelError(
+            f"there is a task '{name}' already, and learned tasks never change; choose another name, or learn it again "
+            "as a new version, --again (again=True)"
+        )
     if not chain.tasks:
         _no_growth(options)
     own = chain.model.backbone

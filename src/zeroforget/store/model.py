@@ -25,7 +25,7 @@ from zeroforget.store.export import export
 from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder, as_path
 from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
-from zeroforget.store.names import kept_name
+from zeroforget.store.names import exact, kept_name, means
 from zeroforget.store.network import preparation
 from zeroforget.store.options import Options, with_options
 from zeroforget.store.printed import Tasks, counted
@@ -96,11 +96,11 @@ class _State:
 @torch.no_grad()
 def _likely(state: _State, images: Tensor) -> dict[str, Tensor]:
     away = {}
-    for facts in state.chain.tasks:
+    for facts in state.chain.current:
         extract, prepare = state.dense(facts).get_submodule("features"), preparation(facts.preprocessing)
         values = torch.cat([extract(prepare.test(part)) for part in images.split(BATCH)])
         away[facts.name] = which.distance(values, state.spread(facts))
-    return which.rank(away, {facts.name: facts.calibration for facts in state.chain.tasks})
+    return which.rank(away, {facts.name: facts.calibration for facts in state.chain.current})
 
 
 @torch.no_grad()
@@ -127,7 +127,7 @@ def _classified(state: _State, images: Tensor, task: str | None, top: int) -> li
         best = _probabilities(state, images[rows], facts).topk(min(top, len(facts.classes)))
         for row, values, indices in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
             named = tuple((facts.classes[i], p) for p, i in zip(values, indices, strict=True))
-            out[row] = Prediction("", name, named, orders[row])
+            out[row] = Prediction("", facts.name, named, orders[row])
     return [out[row] for row in range(len(images))]
 
 
@@ -281,7 +281,7 @@ class Model:
         named = _named(sources)
         if (whole(top) or 0) < 1:
             raise ModelError(f"top is how many classes to name, at least 1, not {top!r}")
-        chosen = None if task is None else self.task(task).name
+        chosen = None if task is None else exact(self.task(task).name)
         if chosen is None and not self.tasks:
             self._open()
             raise ModelError(f"{self.path} has no task yet; 'zeroforget learn' adds one")
@@ -392,7 +392,7 @@ def undo(folder: Folder, watch: Watch, task: str | None = None, meant: Ending | 
         newest, now = folder.newest(), folder.ending()
         if not meant.may_be(now):
             raise ModelError(_changed(newest, another=meant.folder == now.folder))
-        if task is not None and newest is not None and kept_name(task) != newest:
+        if task is not None and newest is not None and not means(kept_name(task), newest):
             raise ModelError(f"the newest task is '{newest}', not '{task}', and tasks are taken back newest first")
         name = folder.undo()
         with contextlib.suppress(Damaged):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from zeroforget.data.readers.folder import composed
 from zeroforget.store.errors import ModelError
@@ -14,6 +15,8 @@ _BYTES = 200
 _PLAIN = re.compile(r"\w[\w .-]*")
 _VIRAMA = 9
 _LETTER = "a"
+_VERSIONED = re.compile(r"(.+)@([1-9]\d{0,3})", re.DOTALL | re.ASCII)
+"""A task that was learned again: dogs@2."""
 
 
 def kept_name(name: str) -> str:
@@ -28,7 +31,7 @@ def task_name(name: str) -> str:
     name = kept_name(name)
     if (size := len(name.encode(errors="replace"))) > _BYTES:
         raise ModelError(f"'{name}' cannot name a task: it has {size} bytes in UTF-8, and {_BYTES} are the most")
-    if not is_task_name(name):
+    if not _is_plain(name):
         raise ModelError(
             f"'{name}' cannot name a task: use letters, digits, spaces, '-', '_' and '.', at most {_MOST} of them, "
             "the first a letter or digit"
@@ -36,7 +39,42 @@ def task_name(name: str) -> str:
     return name
 
 
+def version_of(name: str) -> tuple[str, int | None]:
+    """A task's name without its version, and that, if it has one: dogs@2 is the second of dogs."""
+    found = _VERSIONED.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, None)
+
+
+def exact(name: str) -> str:
+    """A name that means this version and no newer one."""
+    return name if version_of(name)[1] else f"{name}@1"
+
+
+def means(asked: str, name: str) -> bool:
+    """Whether who asks for `asked` may mean the task `name`: dogs means any version of dogs, dogs@1 the first alone."""
+    base, version = version_of(asked)
+    own = version_of(exact(name))
+    return base == own[0] and version in (None, own[1])
+
+
+def next_version(name: str, names: Iterable[str]) -> str:
+    """What a task is called that is learned again."""
+    there = [version_of(exact(each))[1] or 1 for each in names if means(name, each)]
+    if not there:
+        raise ModelError(f"there is no task '{name}' to learn again; leave out --again (again=True) to learn it")
+    again = f"{name}@{max(there) + 1}"
+    if not is_task_name(again):
+        raise ModelError(f"'{again}' cannot name a task: at most {_MOST} signs; learn it under another name")
+    return again
+
+
 def is_task_name(name: str) -> bool:
+    """Whether this may name a task on disk: a name as people give it, or one with a version behind it."""
+    base, version = version_of(name)
+    return len(name) <= _MOST and version != 1 and _is_plain(base) if version else _is_plain(name)
+
+
+def _is_plain(name: str) -> bool:
     """Whether these are letters (of any script, with the marks that belong to them), digits, spaces and '-_.', as a
     name is kept."""
     if name != kept_name(name) or len(name.encode(errors="replace")) > _BYTES:

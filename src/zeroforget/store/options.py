@@ -95,6 +95,9 @@ class Options:
     )
     strict: bool = option(False, "Refuse unreadable pictures and small classes.")
     unreadable: float = option(0.05, "The share of the pictures that may be unreadable; they are named and left out.")
+    again: bool = option(
+        False, "Learn a task that is there as a new version, such as dogs@2: both stay, and the newest answers to dogs."
+    )
     finish: bool = option(False, "Of an interrupted training take the best so far, after one more epoch.")
     device: str = option("auto", "cpu, cuda or cuda:1; auto is a GPU where torch sees one, else cpu.")
     precision: Literal["float32", "tf32", "bf16"] = option(

@@ -15,14 +15,17 @@ from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
 from zeroforget.files.signs import has_hidden
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
-from zeroforget.store.names import folder_name, is_task_name
+from zeroforget.store.names import folder_name, is_task_name, version_of
 from zeroforget.store.options import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
 from zeroforget.training.evaluate import interval
 
 VERSION = 1
-"""What is written, but for model.json of a network from a library and task.json of a task with rank births."""
-NEWEST = 2
-"""The version of these."""
+"""What is written, but for what needs a later one."""
+LIBRARY = RANKED = 2
+"""model.json of a network from a library, task.json of a task with rank births."""
+AGAIN = 3
+"""task.json of a task that was learned again."""
+NEWEST = 3
 MOST_CLASSES = 100_000
 LEAST_STD = 1e-6
 MOST_MEAN = 1e6
@@ -94,7 +97,7 @@ class ModelFacts:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         fresh = {name: list(numbers) for name, numbers in self.fresh.items()}
-        head = {"format": "zeroforget model", "version": VERSION if self.backbone.library is None else NEWEST}
+        head = {"format": "zeroforget model", "version": VERSION if self.backbone.library is None else LIBRARY}
         rest = {"seed": self.seed, "made": self.made, "program": self.program, "weights": self.weights}
         return head | {"backbone": self.backbone.to_json()} | rest | {"fresh": fresh}
 
@@ -103,7 +106,7 @@ class ModelFacts:
     def from_json(values: dict[str, Any], where: object) -> ModelFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
-        version = _kind(fields, "zeroforget model", NEWEST)
+        version = _kind(fields, "zeroforget model", LIBRARY)
         facts = ModelFacts(
             backbone=_backbone(fields.group("backbone"), version),
             seed=fields.integer("seed", 0, MOST_SEED),
@@ -234,8 +237,10 @@ class TaskFacts:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        head: dict[str, Any] = {"format": "zeroforget task", "version": NEWEST if self.rank else VERSION}
-        if self.rank:
+        again = version_of(self.name)[1] is not None
+        version = AGAIN if again else RANKED if self.rank else VERSION
+        head: dict[str, Any] = {"format": "zeroforget task", "version": version}
+        if version >= RANKED:
             head["rank"] = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
         plain = {name: getattr(self, name) for name in _PLAIN}
         growth = self.growth if isinstance(self.growth, (int, float)) else dict(self.growth)
@@ -257,7 +262,8 @@ class TaskFacts:
         """The inverse of `to_json`, checked."""
         fields = Fields(values, where)
         version = _kind(fields, "zeroforget task", NEWEST)
-        if not is_task_name(name := fields.text("name", most=64)):
+        name = fields.text("name", most=64)
+        if not is_task_name(name) or (version_of(name)[1] is not None and version < AGAIN):
             raise fields.wrong("name", "is none that a task can have")
         classes = fields.texts("classes", least=2, most=MOST_CLASSES)
         if len(set(classes)) != len(classes):
@@ -272,7 +278,7 @@ class TaskFacts:
             program=fields.text("program"),
             classes=classes,
             growth=_growth(fields),
-            rank=_rank(fields) if version == NEWEST else 0,
+            rank=_rank(fields) if version >= RANKED else 0,
             born=fields.counts("born"),
             weights=fields.integer("weights", 0, 2**40),
             operations=fields.integer("operations", 0, 2**60),
@@ -347,7 +353,7 @@ def _kind(fields: Fields, kind: str, newest: int = VERSION) -> int:
 
 def _backbone(fields: Fields, version: int) -> Backbone:
     options = fields.group("options")
-    library = _library(fields.group("library")) if version == NEWEST else None
+    library = _library(fields.group("library")) if version >= LIBRARY else None
     if library is None:
         chosen: Mapping[str, Any] = {name: options.number(name, 0, MOST_WIDTH) for name in list(options.values)}
     else:
