@@ -46,7 +46,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)
-	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
 release-check: $(STAMP)

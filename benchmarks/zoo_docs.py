@@ -8,9 +8,9 @@ from typing import Any
 
 HEAD = """# Architectures
 
-`grow` and `adopt` take a network as it is: they watch it run once, find out which dimensions of its parameters are the
-same features, and prove what they found on a copy before they return (see [design](design.md)). What cannot be followed
-is refused with the operator, the module and the remedy, or kept at its width with `unknown="keep"`.
+`grow` and `adopt` take a network as it is. They watch it run once, find out which dimensions of its parameters are the
+same features, and prove what they found on a copy (see [design](design.md)). What cannot be followed is refused with
+the operator, the module and the remedy, or kept at its width with `unknown="keep"`.
 
 | pattern | what happens |
 |---|---|
@@ -26,37 +26,33 @@ is refused with the operator, the module and the remedy, or kept at its width wi
 | transposed convolutions | grow, coupled |
 | recurrent layers, spectral operators, whatever has no rule | refused, or kept with a warning |
 
-*Coupled* means that a statistic (a layer norm, say) runs over the features: earlier tasks are exact all the same, only
-the start of a later task is not the very function of the one before.
+*Coupled* means that a statistic, such as a layer norm's, runs over the features. Earlier tasks are exact all the same.
+Only the start of a later task is not the very function of the one before.
 
 ## What a network should be like
 
-- It answers in eval mode without random numbers, and with the same code for every input and every width. A branch for
-  training is followed there; one that the example does not reach is named in a warning, and inputs that take it later
-  do not fit. Code that asks for a width (`if h.shape == x.shape`) is noticed at several trial widths and refused or
-  kept.
-- Copies of it stand alone. A hook, a default argument, a closure, a weak reference or a global name that leads to a
-  module or a tensor of the given network is refused, as are locks, files and whatever else cannot be copied.
-- It does not write into its parameters when it is asked (`nn.Embedding(max_norm=...)`), and its answers do not depend
-  on what training left in plain attributes: such state belongs in buffers. Its parameters are not float16.
-- What gets no gradient in the given network (a frozen backbone under `no_grad`, a second head) gets no features
-  either. Train a grown network in training mode: in eval mode it answers through `dense`, which has no gradients.
-- It may take several inputs: pass a tuple or a dictionary as the example, and ask `net(**batch, task="birds")`. Of an
-  answer with several parts `output="logits"` (a name or a place) says which are its features or class scores.
-- What it keeps beside parameters is in buffers; plain tensor attributes are copied with it and keep their size. Hooks
-  that write weights (`torch.nn.utils.weight_norm`) are refused: use `torch.nn.utils.parametrizations.weight_norm`, or
-  remove them. Layers under a spectral norm do not grow.
-- Parameters that are constants when the network is given (`requires_grad` is false) stay what they are; features born
-  later learn there too.
-- A number of features that the code has written down (`/ 8` instead of `/ y.shape[1]`) is adapted where it is an
-  attribute with a size's name and where a shape needs it. A number of heads may have any name that begins with no
-  underscore, as long as the module that uses it has it as a plain number. Where it is only arithmetic, nobody can
-  tell: earlier tasks are exact all the same, but later ones compute with the old number.
+- In eval mode it draws no random numbers, and runs the same code for every input and width. A branch for training is
+  followed. A branch that the example does not reach is named in a warning. Code that asks for a width
+  (`if h.shape == x.shape`) is noticed at several trial widths.
+- Copies of it stand alone. Hooks, closures, weak references and global names that lead to the given network are
+  refused. So are locks, files and whatever else cannot be copied.
+- It does not write into its parameters when it is asked (`nn.Embedding(max_norm=...)`). State that training changes is
+  in buffers, not in plain attributes. Its parameters are not float16.
+- What gets no gradient in the given network, such as a frozen backbone under `no_grad`, gets no features either. Train
+  a grown network in training mode. In eval mode it answers through `dense`, which has no gradients.
+- It may take several inputs: pass a tuple or a dictionary as the example, and ask `net(**batch, task="birds")`. If the
+  answer has several parts, `output="logits"` (a name or a place) says which one counts.
+- Plain tensor attributes are copied with it and keep their size. Hooks that write weights
+  (`torch.nn.utils.weight_norm`) are refused; use `torch.nn.utils.parametrizations.weight_norm`. Layers under a spectral
+  norm do not grow.
+- Parameters with `requires_grad=False` stay what they are. Features born later learn there too.
+- A number of features in the code (`/ 8` instead of `/ y.shape[1]`) is adapted if it is an attribute with a size's name
+  and a shape needs it. A number of heads may have any name without a leading underscore. Where it is only arithmetic,
+  nobody can tell: earlier tasks are exact all the same, but later ones compute with the old number.
 - Channels last is kept, and its bits with it.
 
-`dense(task)` is a `Sequential` of `features`, the network's own class with plain modules of that task's widths (its
-head an `nn.Identity` if it was adopted), and `head`, a linear layer. It has a plain state dict, exports to ONNX and
-compiles.
+`dense(task)` is a `Sequential` of `features` and `head`. `features` is the network's own class with plain modules of
+that task's widths. It has a plain state dict, exports to ONNX and compiles.
 """
 NONE = """
 The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, which runs where either is installed:
@@ -78,13 +74,13 @@ def _results(found: dict[str, Any]) -> str:
     commits = ("commit " if len(made) == 1 else "commits ") + ", ".join(made)
     lines = [
         "\n## Models of torchvision and timm\n",
-        "All of torchvision's classification models and one model of each of timm's 60 largest families, converted, "
-        f"proved, grown by a second task and compared\nbit for bit on {found['date'][:10]} ({versions}; "
-        f"{commits}) by\n\n    {found['command']}\n",
-        "*Axes* are runs of features that grow on their own; *coupled* ones are explained above; *kept* are layers "
+        "All of torchvision's classification models and one model of each of timm's 60 largest families were "
+        "converted, proved and grown\nby a second task. Old answers were compared bit for bit. "
+        f"Made on {found['date'][:10]} ({versions}; {commits}) by\n\n    {found['command']}\n",
+        "*Axes* are runs of features that grow on their own. *Coupled* ones are explained above. *Kept* are layers "
         "whose width stays. Seconds are of\nprocessor time on one thread, for converting and proving at the small "
-        "input size given. Models of torchvision are classifiers\nand were adopted with their own heads"
-        f"{_unless(found['models'])}; of timm, the feature extractor was grown.\n",
+        "input size given. Models of torchvision were adopted with\ntheir own heads"
+        f"{_unless(found['models'])}. Of timm, the feature extractor was grown.\n",
     ]
     for library in sorted({row["library"] for row in found["models"]}):
         rows = [row for row in found["models"] if row["library"] == library]

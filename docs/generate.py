@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 import inspect
 import os
@@ -30,7 +32,7 @@ def write(folder: Path, *, run: bool = False) -> None:
     Notebooks show their output if they are run.
     """
     folder.mkdir(exist_ok=True)
-    pages = {"api": api(), "commands": commands(), "cards": cards()}
+    pages = {"api": api(), "commands": commands(), "cards": cards(), "toml": toml()}
     pages |= {path.stem: notebook(path, run=run) for path in sorted((ROOT / "examples").glob("*.ipynb"))}
     for name, text in pages.items():
         path = folder / f"{name}.md"
@@ -120,3 +122,65 @@ def cards() -> str:
             lines = [f"| `{name}` | `{one['default']}` | {one['about']} |" for name, one in row["options"].items()]
             parts += ["| option | default | |\n|---|---|---|\n" + "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def toml() -> str:
+    """Every key of an experiment's file, from the dataclasses that read it."""
+    from zeroforget.experiments.search import SearchSettings
+    from zeroforget.training import Regime
+
+    head = """# Experiment files
+
+Every key of an experiment's TOML file. [Run experiments](../experiments.md) shows how to use one.
+
+| key | what it is |
+|---|---|
+| `about` | a sentence for people |
+| `name` | the experiment's name; by default the file's |
+| `scenario` | a name of `zeroforget scenarios`, a table (below), `package.module:function`, or a list of these |
+| `network` | a name of `zeroforget networks`, a table with `name` and its options, or `package.module:function` |
+| `methods` | a list of names, or a table for each: its options, and `method` if the table's name is a label |
+| `seeds` | a list of whole numbers; `seeds = 3` is the one seed 3 |
+| `vary` | what each seed draws beside start and batches: `"order"` of classes, `"split"` of validation images |
+| `data_root` | where data sets lie, as seen from the file's folder |
+| `regime`, `search` | tables, below |
+
+## A scenario as a table
+
+| key | what it is |
+|---|---|
+| `name` | a scenario of `zeroforget scenarios` to change, or a name for a new one |
+| `data` | a data set, `folder:PATH`, or a list of several that are a task each |
+| `tasks`, `sizes` or `groups` | how many equal tasks, how many classes each has, or lists of class names |
+| `names` | the tasks' names |
+| `shuffle` | `false` keeps the classes' own order |
+| `seed` | which classes go together; 0 for all runs unless you say otherwise |
+| `order`, `split` | seeds for the order of classes and for the validation images alone |
+| `size` | pixels, for `folder:` data |
+| `flip` | `true` flips training images left to right, half of the time |
+| `pad` | pixels: training images are padded by them and cropped at random |
+| `zoom` | training images are random parts of at least this share of the area |
+| `erase` | pixels: a square of this size is blanked in each training image |
+| `alter` | from 0 to 1: how strongly each training image is moved or recolored, in one of thirteen ways |"""
+    parts = [head]
+    for title, kind in (("[regime]", Regime), ("[search]", SearchSettings)):
+        lines = [f"| `{name}` | {default} | {about} |" for name, (default, about) in _fields(kind)]
+        parts.append(f"## {title}\n\n" + "\n".join(["| key | default | what it is |", "|---|---|---|", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _fields(kind: type[Any]) -> list[tuple[str, tuple[str, str]]]:
+    """Each field of a dataclass: its default, and what stands below it in the source."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    told: dict[str, str] = {}
+    for one, below in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            told[one.target.id] = " ".join(str(text).split())
+    found = []
+    for each in dataclasses.fields(kind):
+        made = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
+        default = "–" if made is dataclasses.MISSING else f"`{list(made) if isinstance(made, tuple) else made}`"
+        found.append((each.name, (default, told[each.name])))
+    return found

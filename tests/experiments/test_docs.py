@@ -1,4 +1,4 @@
-"""What docs/experiments.md shows works as it is shown."""
+"""What docs/experiments.md and docs/own-method.md show works as it is shown."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from zeroforget.experiments.results import load_runs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "experiments.md").read_text()
+METHOD = (ROOT / "docs" / "own-method.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def test_the_example_file_is_valid_and_its_misspelling_is_found(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_the_search_and_the_reference_can_be_added(tmp_path: Path) -> None:
 
 
 def test_a_method_of_ones_own_runs_from_the_folder_it_lies_in(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(blocks("python")[1])
+    (tmp_path / "mine.py").write_text(blocks("python", METHOD)[0])
     words = "finetuning,mine:Near", "--set", "mine:Near.strength=0.1", "--set", "regime.epochs=2"
     zeroforget = Path(sys.executable).with_name("zeroforget")
     command = [zeroforget, "run", ROOT / "experiments" / "digits.toml", "--methods", *words]

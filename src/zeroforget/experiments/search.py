@@ -32,11 +32,13 @@ class SearchSettings:
     """What is tried, and how much plasticity may be given up."""
 
     enabled: bool = False
+    """Whether each task is searched before it is learned."""
     learning_rates: tuple[float, ...] = ()
     """Those to try; without any, the regime's own is taken as the best."""
     drop: float = 0.2
     """The share of fine-tuning's validation accuracy that may be lost for stability."""
     halvings: int = 10
+    """How often the trade-off may be divided."""
     divide: float = 2.0
     """What the trade-off is divided by at each of these "halvings": more than 2 tries fewer values, further apart."""
     above: float = 1.0

@@ -64,10 +64,13 @@ class Regime:
     optimizer: str = "sgd"
     """An optimizer of torch.optim, by its name in any case; LBFGS, Muon and SparseAdam cannot train networks here."""
     lr: float = 0.05
+    """The learning rate to begin with; with a warm-up, the highest."""
     options: dict[str, Any] = field(default_factory=dict)
     """More arguments of the optimizer, such as momentum or weight_decay."""
     batch_size: int = 64
+    """Images of a step."""
     epochs: int = 200
+    """At most so many for a task; with the cosine schedule exactly so many."""
     schedule: str = "patience"
     """patience: divide the rate when validation stops getting better, and stop early. cosine: all epochs are run, the
     rate falls to nothing along half a cosine (Loshchilov and Hutter, 2017), step by step."""
@@ -81,6 +84,7 @@ class Regime:
     patience: int = 5
     """Epochs without a better validation loss before the learning rate is divided."""
     decay: float = 3.0
+    """What the learning rate is divided by, above 1."""
     rewind: bool = False
     """Whether training goes on from the weights it would keep, with a fresh optimizer, when the rate is divided."""
     min_lr: float = 1e-4
@@ -98,6 +102,7 @@ class Regime:
     precision: str = "float32"
     """float32; tf32 for faster products of float32 on a GPU; bf16 for automatic mixed precision."""
     device: str = "cpu"
+    """Where to train: cpu, cuda, cuda:1."""
     capture: bool = True
     """On a GPU, record the step as a CUDA graph where method and optimizer allow it."""
 
