@@ -21,6 +21,8 @@ import zeroforget
 class Growing(SupervisedTemplate):  # type: ignore[misc]
     """Adds a task for each new experience; `growth` is its share of the full network."""
 
+    model: zeroforget.GrowingNetwork
+
     def __init__(
         self, net: zeroforget.GrowingNetwork, *, growth: float = 0.1, lr: float = 0.01, **options: Any
     ) -> None:
