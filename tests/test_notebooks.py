@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.notebooks import NOTEBOOKS, executed, is_stripped
+from tools.notebooks import NOTEBOOKS, executed, is_stripped, strip
 
 SHOWN = {
     "adopt": "repairs",
@@ -47,3 +47,17 @@ def test_a_cell_that_fails_is_not_passed_over(tmp_path: Path) -> None:
         list(executed(tmp_path / "wrong.ipynb"))
     (tmp_path / "wrong.ipynb").write_text(json.dumps({"cells": [cell | {"execution_count": 1}]}))
     assert not is_stripped(tmp_path / "wrong.ipynb")
+    assert strip(tmp_path / "wrong.ipynb")
+    assert is_stripped(tmp_path / "wrong.ipynb")
+    assert not strip(tmp_path / "wrong.ipynb")
+
+
+def test_a_notebook_that_is_stripped_keeps_its_bytes(tmp_path: Path) -> None:
+    """So what a person sees of a change is what they changed."""
+    for path in NOTEBOOKS:
+        notebook = json.loads(path.read_text())
+        copy = tmp_path / path.name
+        next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")["execution_count"] = 3
+        copy.write_text(json.dumps(notebook))
+        assert strip(copy)
+        assert copy.read_text() == path.read_text()

@@ -28,6 +28,18 @@ def is_stripped(path: Path) -> bool:
     return all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
+def strip(path: Path) -> bool:
+    """Take outputs and counts out of a notebook's file; whether there were any."""
+    if is_stripped(path):
+        return False
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    return True
+
+
 def executed(path: Path) -> Iterator[tuple[str, str, str]]:
     """Each cell's kind, its text and what it printed, run one after another in the current folder.
 
@@ -58,9 +70,13 @@ def _run(text: str, names: dict[str, Any], place: str) -> None:
 
 
 def main() -> None:
-    """Print the notebooks that are named as Markdown, with their real output or (`--text`) without."""
+    """Print the notebooks that are named as Markdown, with their real output or (`--text`) without; or `--strip` them,
+    which fails where there was something to strip, as a hook before a commit should."""
+    names = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if "--strip" in sys.argv:
+        sys.exit(any([strip(Path(name)) for name in names]))
     without = "--text" in sys.argv
-    for name in (word for word in sys.argv[1:] if word != "--text"):
+    for name in names:
         shown = ((*cell, "") for cell in cells(Path(name))) if without else executed(Path(name))
         for kind, text, printed in shown:
             print(text if kind == "markdown" else f"```python\n{text}\n```", end="\n\n")
