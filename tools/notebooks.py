@@ -74,7 +74,7 @@ def main() -> None:
     which fails where there was something to strip, as a hook before a commit should."""
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     if "--strip" in sys.argv:
-        sys.exit(any([strip(Path(name)) for name in names]))
+        sys.exit(sum(strip(Path(name)) for name in names) > 0)
     without = "--text" in sys.argv
     for name in names:
         shown = ((*cell, "") for cell in cells(Path(name))) if without else executed(Path(name))
