@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from zeroforget.files.mistakes import nearest
-from zeroforget.methods.registry import keywords
+from zeroforget.methods.registry import called, options
 
 
 def known_key(key: str, known: Collection[str], where: str) -> None:
@@ -19,7 +20,7 @@ def known_key(key: str, known: Collection[str], where: str) -> None:
 
 def arguments(function: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The given keyword arguments, checked by name and type against the function's signature."""
-    known = keywords(function)
+    known = options(function)
     hints = _hints(function)
     checked: dict[str, Any] = {}
     for key, value in given.items():
@@ -39,11 +40,11 @@ def can_be_called(function: Callable[..., Any], order: str, options: Mapping[str
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-    try:
-        return get_type_hints(target)
-    except (NameError, TypeError):  # a name that is imported for type checkers only
-        return {}
+    found: dict[str, Any] = {}
+    for one in reversed(called(function)):
+        with suppress(NameError, TypeError):  # a name that is imported for type checkers only
+            found |= get_type_hints(one)
+    return found
 
 
 def conform(value: Any, hint: Any, where: str) -> Any:

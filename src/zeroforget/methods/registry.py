@@ -124,16 +124,23 @@ def _places(module: ModuleType) -> list[str]:
     return [file] if file else list(getattr(module, "__path__", ()))
 
 
-def options(cls: type[Method]) -> dict[str, inspect.Parameter]:
-    """A method's options: what its `__init__` takes by name alone or has a default for, and where that passes others on
-    (`**options`), those of the class that it extends."""
+def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a function or of a class: what it takes by name alone or has a default for. Where a class's
+    `__init__` passes others on (`**options`), those of the class that it extends are among them."""
     found: dict[str, inspect.Parameter] = {}
-    for one in cls.__mro__:
-        if (init := vars(one).get("__init__")) is not None:
-            found |= {name: option for name, option in keywords(init).items() if name not in found}
-            if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
-                break
+    for one in called(function):
+        parameters = inspect.signature(one).parameters
+        found |= {name: option for name, option in parameters.items() if _is_option(option) and name not in found}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+            break
     return found
+
+
+def called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """What a call may come to: a function itself, or the `__init__` of a class and of those that it extends."""
+    if not isinstance(function, type):
+        return [function]
+    return [vars(one)["__init__"] for one in function.__mro__ if "__init__" in vars(one)]
 
 
 def told_options(cls: type[Method]) -> dict[str, str]:
@@ -144,12 +151,6 @@ def told_options(cls: type[Method]) -> dict[str, str]:
         found = re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest, re.M)
         told |= {match[1]: " ".join(match[2].split()) for match in found}
     return told
-
-
-def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The options of a function, or of a class's `__init__`: what comes after `*`, and what has a default."""
-    parameters = inspect.signature(function).parameters
-    return {name: parameter for name, parameter in parameters.items() if _is_option(parameter)}
 
 
 def _is_option(parameter: inspect.Parameter) -> bool:
