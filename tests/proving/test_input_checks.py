@@ -236,7 +236,9 @@ def test_arguments_that_cannot_be_meant() -> None:
         grow(Odd(), X, keep="a")
     net = grow(Odd(), X)
     with pytest.raises(ValueError, match="number of a task's classes"):
-        net.add_task("t", ["u", "v"])  # type: ignore[arg-type]
+        net.add_task("t", "uv")
+    with pytest.raises(ValueError, match="classes names each class once"):
+        net.add_task("t", ["u", "u"])
     net.add_task("t", 2)
     with pytest.raises(ValueError, match=r"no task 'zz'; the tasks are 't' \(0\)"):
         net.dense("zz")

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,55 +74,71 @@ def fit(
     leaves it as it was, without the task.
 
     Args:
-        train, val: DataLoaders, or anything that can be gone through again and again, of batches: (inputs, targets);
-            several inputs and then targets; or dictionaries, with the targets under `labels`.
+        train, val: DataLoaders, or iterables to be gone through again. A batch is (inputs, targets), several inputs and
+            then targets, or a dictionary with the targets under `labels`.
         task: a new task, or the newest one, which then learns on. Finished ones never change.
         classes: the names of a new task's classes, or how many there are. One output, for regression, has a name too.
         growth, rank: what a new task adds, as for `add_task`; by default a growth of 0.1, as far as there is room.
         loss: of outputs and targets, one number to make smaller; by default cross-entropy with whole numbers.
-        score: of outputs and targets, a number for each example that is recorded as accuracy. By default whether the
-            class is right, or with a loss for several labels the share of right ones; for other losses there is none.
+        score: of the same, a number an example, recorded as accuracy. By default whether the class is right, or with a
+            loss for several labels the share of right ones.
         regime: how to train; by default AdamW at 0.001, divided by 3 after 4 epochs without a better loss.
         changes: parts of the regime alone: `epochs=10`, `lr=0.01`, `precision="bf16"` (mixed precision), `clip=1.0`.
         optimizer: a name in torch.optim, or a function of parameters and rate that makes one.
-        device: where to train, where the network stays afterwards; by default where it is.
-        seed: decides all that is random, the order of batches of a DataLoader that shuffles included.
+        device, seed: where to train (by default where it is), and what decides all that is random.
         folder: keeps a checkpoint of each epoch; the same call goes on from there, with the same bits at the end.
         progress: True, False or a function; by default a terminal and a notebook show it.
         callbacks: hear of each epoch; one that returns True ends training.
 
     Example:
         >>> import torch, zeroforget
-        >>> x, y = torch.randn(32, 8), torch.arange(32) % 2
-        >>> batches = list(zip(x.split(8), y.split(8)))
-        >>> body = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
-        >>> net = zeroforget.grow(body, x[:2], start=0.5)
-        >>> log = net.fit(batches, batches, task="birds", classes=["robin", "wren"], epochs=2)
-        >>> len(log.epochs), net.tasks
-        (2, ('birds',))
+        >>> x, batches = torch.randn(32, 8), list(zip(torch.randn(4, 8, 8), torch.arange(32).view(4, 8) % 2))
+        >>> net = zeroforget.grow(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()), x[:2], start=0.5)
+        >>> len(net.fit(batches, batches, task="birds", classes=["robin", "wren"], epochs=2).epochs)
+        2
     """
-    regime = _regime(regime, optimizer, changes, _batch_size(train))
-    is_new = _is_new(net, task, classes)
-    count = as_classes(classes)[0] if is_new and classes is not None else net.history[-1].classes
-    learner = NetworkLearner(net, loss, score, regime, count)
-    parts = [Loaded(each, what, labels, learner.check) for each, what in ((train, "train"), (val, "val"))]
-    given = LoadedTask(task, parts[0], parts[1])
-    given.check()
+    chosen = _regime(regime, optimizer, changes, _batch_size(train))
+    begin = _beginning(net, task, classes, growth, rank)
+    learner = NetworkLearner(net, loss, score, chosen, begin.outputs if begin else net.history[-1].classes)
+    given = LoadedTask(task, Loaded(train, "train", labels, learner.check), Loaded(val, "val", labels, learner.check))
+    own = None if folder is None else as_path(folder, ValueError)
+    made = optimizer if callable(optimizer) else None
+    with showing(progress) as told:
+        run = Fit(chosen, seed, told, own, optimizer=made, after_epoch=_heard(callbacks))
+        return _learn(learner, given, begin, run, device)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a new task is to bring."""
+
+    classes: int | Sequence[str]
+    growth: float | Mapping[str, float] | None
+    rank: Rank | None
+
+    @property
+    def outputs(self) -> int:
+        """How many classes it has."""
+        return as_classes(self.classes)[0]
+
+
+def _learn(
+    learner: NetworkLearner, task: LoadedTask, begin: Beginning | None, run: Fit, device: str | torch.device | None
+) -> FitLog:
+    """Begin the task if it is new, and train it; a new one is gone again if anything ends this early."""
+    task.check()
+    net = learner.net
     if device is not None:
         net.to(device)
     where = next((p.device for p in net.parameters()), torch.device("cpu"))
-    regime = replace(regime, device=str(where))
-    own = None if folder is None else as_path(folder, ValueError)
-    with as_it_was(net) if is_new else nullcontext():
-        if is_new:
-            if own is not None:
-                plan = _plan(net, given, classes, growth, rank, regime, seed)
-                current().by_first(lambda: _keep_to(plan, own))
-            _begin(net, given, classes, growth, rank, seed, where)
-        made = optimizer if callable(optimizer) else None
-        with showing(progress) as told:
-            run = Fit(regime, seed, told, own, optimizer=made, after_epoch=_heard(callbacks))
-            log = run(learner, given, len(net.history) - 1)
+    run = replace(run, regime=replace(run.regime, device=str(where)))
+    with as_it_was(net) if begin else nullcontext():
+        if begin:
+            if run.folder is not None:
+                plan, folder = _plan(net, task, begin, run), run.folder
+                current().by_first(lambda: _keep_to(plan, folder))
+            _begin(net, task, begin, run.seed, where)
+        log = run(learner, task, len(net.history) - 1)
     net.eval()
     return log
 
@@ -144,36 +160,35 @@ def _batch_size(loader: Any) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _is_new(net: GrowingNetwork, task: str, classes: int | Sequence[str] | None) -> bool:
+def _beginning(net: GrowingNetwork, task: str, classes: Any, growth: Any, rank: Any) -> Beginning | None:
+    """What a new task is to bring; None for the newest one."""
     if task not in net.tasks:
         if classes is None:
             raise ValueError(f"'{task}' is a new task: name its classes, such as classes=['robin', 'wren']")
-        return True
+        return Beginning(classes, growth, rank)
     next(iter(net.newborn(task)))  # says why, if it is finished
     record = net.history[-1]
     count, names = (record.classes, record.names) if classes is None else as_classes(classes)
     if count != record.classes or (names and record.names and names != record.names):
         raise ValueError(f"task '{task}' is there already, with other classes; leave out classes, or name a new task")
-    return False
+    return None
 
 
-def _begin(
-    net: GrowingNetwork, task: LoadedTask, classes: Any, growth: Any, rank: Any, seed: int, device: torch.device
-) -> None:
+def _begin(net: GrowingNetwork, task: LoadedTask, begin: Beginning, seed: int, device: torch.device) -> None:
     """Begin the task, with draws that follow from the seed."""
-    wanted = growth
-    if growth is None and net.history:
+    wanted = begin.growth
+    if begin.growth is None and net.history:
         wanted = min(GROWTH, max(0.0, net.left()))
-    leans = bool(net.history and (net.rank if rank is None else rank))
+    leans = bool(net.history and (net.rank if begin.rank is None else begin.rank))
     images = task.train.inputs(AIM) if leans else None
     with seeded("task", seed, len(net.history)):
         net.add_task(
             task.name,
-            classes,
+            begin.classes,
             wanted,
-            rank,
+            begin.rank,
             images=None if images is None else images.to(device),
-            quiet=growth is None,
+            quiet=begin.growth is None,
         )
 
 
@@ -187,17 +202,16 @@ def _heard(callbacks: Sequence[Callable[[Epoch], object]]) -> Callable[[Epoch], 
     return heard if callbacks else None
 
 
-def _plan(
-    net: GrowingNetwork, task: LoadedTask, classes: Any, growth: Any, rank: Any, regime: Regime, seed: int
-) -> dict[str, Any]:
+def _plan(net: GrowingNetwork, task: LoadedTask, begin: Beginning, run: Fit) -> dict[str, Any]:
     """What a training must share with the one whose checkpoints it goes on from."""
-    course = {key: value for key, value in asdict(regime).items() if key not in {"epochs", "device"}}
+    course = {key: value for key, value in asdict(run.regime).items() if key not in {"epochs", "device"}}
+    count, names = as_classes(begin.classes)
     return {
         "task": task.name,
-        "classes": classes if isinstance(classes, int) else list(classes),
-        "growth": str(growth),
-        "rank": str(rank),
-        "seed": seed,
+        "classes": list(names) or count,
+        "growth": str(begin.growth),
+        "rank": str(begin.rank),
+        "seed": run.seed,
         "before": net.fingerprint(len(net.history) - 1) if net.history else "",
         **course,
     }
