@@ -10,6 +10,8 @@ import pytest
 from torch import nn
 
 from zeroforget.nets import libraries
+from zeroforget.store import ModelError
+from zeroforget.store.adoption import imagenet
 
 Asked = list[tuple[str, dict[str, Any]]]
 
@@ -97,3 +99,24 @@ def test_a_library_is_asked_for_fresh_values_and_no_classifiers_at_the_sides(
 def test_a_network_may_have_to_be_told_the_size_of_its_images_unless_it_was(library: str, told: str) -> None:
     assert libraries.suggested(f"{library}/plain", {"depth": 3}, 64) == [{"depth": 3}, {"depth": 3, told: 64}]
     assert libraries.suggested(f"{library}/plain", {told: 32}, 64) == [{told: 32}]
+
+
+def test_imagenets_names_come_from_the_library_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["tench", "crane", "crane"]
+    info = SimpleNamespace(num_classes=lambda: 3, index_to_description=names.__getitem__)
+    weights = SimpleNamespace(DEFAULT=SimpleNamespace(meta={"categories": names[:1]}))
+    vision = SimpleNamespace(models=SimpleNamespace(get_model_weights=lambda model: weights))
+    made = {"torchvision": vision, "timm.data": SimpleNamespace(ImageNetInfo=lambda: info)}
+
+    def imported(name: str) -> Any:
+        if name not in made:
+            raise libraries.NoLibrary(f"{name} cannot be imported here")
+        return made[name]
+
+    monkeypatch.setattr(libraries, "_import", imported)
+    assert libraries.imagenet() == ("tench",)
+    del made["torchvision"]
+    assert libraries.imagenet() == ("tench", "crane (1)", "crane (2)")  # two outputs need two names
+    made.clear()
+    with pytest.raises(ModelError, match=r"pip install 'zeroforget\[vision\]', or name a file"):
+        imagenet()

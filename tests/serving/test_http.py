@@ -62,6 +62,7 @@ def test_without_a_task_it_guesses_as_predict_does(client: Client, trained: Path
         assert [one["task"] for one in said["tasks"]] == [name for name, _ in expected.tasks]
         assert [one["probability"] for one in said["tasks"]] == pytest.approx([p for _, p in expected.tasks], abs=1e-5)
         assert said["classes"][0]["class"] == expected.label
+        assert said["sure"] is expected.sure
 
 
 def test_the_picture_of_any_kind_and_name_is_taken_as_predict_takes_it(client: Client, trained: Path) -> None:
@@ -83,6 +84,7 @@ def test_the_tasks_are_listed_with_what_they_added_and_that_they_verify(running:
         assert one["bytes_added"] == facts.bytes
         assert one["classes"] == list(facts.classes)
         assert (one["accuracy"], one["operations"]) == (facts.accuracy, facts.operations)
+        assert one["interval"] == list(facts.interval)
         assert one["verified"] is True
     assert said["tasks"][1]["features"] == sum(one["features_added"] for one in said["tasks"])
     assert (said["model"], said["bytes"], said["verified"]) == (model.head, model.bytes, True)

@@ -67,6 +67,9 @@ def test_a_picture_is_chosen_the_answer_read_and_a_new_task_appears(visitor: Vis
         assert float(said["bars"][0][0][2].rstrip("%")) == pytest.approx(100 * expected.classes[0][1], abs=0.01)
         visitor.wait("[...document.querySelectorAll('.mark')].every(one => one.textContent == '✓ verifies')")
         assert visitor.run("return document.querySelectorAll('.proofs .good').length") == 3
+        low, high = (f"{100 * bound:.0f}" for bound in model.tasks[0].interval)
+        card = visitor.run("return document.querySelector('.task').textContent")
+        assert f"of test pictures right (95 % interval: {low} to {high} %)" in card
 
         visitor.pick("")
         visitor.wait("document.querySelectorAll('#answer .bars').length == 2")

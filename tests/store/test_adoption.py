@@ -64,6 +64,46 @@ def test_its_logits_stay_its_own(data: Path, tmp_path: Path, prefix: str, head: 
     assert list(model.network().widths().values()) == [16, 24, 40]  # 8, 16 and 32, and a tenth at multiples of 8
 
 
+def test_without_pictures_it_is_proved_by_drawn_ones_and_not_measured(data: Path, tmp_path: Path) -> None:
+    whole = classifier(tmp_path / "w.safetensors")
+    (tmp_path / "names.txt").write_text("two\nthree\nfour\n")
+    arguments = ["adopt", str(tmp_path / "m"), "--task", "digits", "--network", "small", "--width", "0.5", "--gray"]
+    arguments += ["--weights", str(tmp_path / "w.safetensors"), "--size", "8", "--mean", "0.25", "--std", "0.5"]
+    refused = CliRunner().invoke(app, arguments)
+    assert "name them with --classes FILE" in str(refused.exception)
+    result = CliRunner().invoke(app, [*arguments, "--classes", str(tmp_path / "names.txt")], catch_exceptions=False)
+    assert "adopted 'digits': 3 classes" in result.output
+    assert "not measured, for want of pictures" in result.output
+    model = open_model(tmp_path / "m")
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(model.dense("digits")(x), whole(x))
+    assert (model.tasks[0].classes, model.tasks[0].measured) == (("two", "three", "four"), False)
+    assert "not measured" in str(model)
+    picture = next((data / "low").rglob("*.png"))
+    assert model.predict(picture)[0].task == "digits"
+    model.learn(data / "low", "low", **LATER)
+    assert [name for name, _ in model.predict(picture)[0].tasks] == ["low"]
+    report = model.verify()
+    assert report.holds
+    assert "2 of 2 tasks bit for bit" in report.proofs[1].found
+    probe = next((model.path / "tasks").glob("001*")) / "probe.safetensors"
+    content = bytearray(probe.read_bytes())
+    content[-1] ^= 1
+    probe.write_bytes(content)
+    assert not model.verify().holds
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [(("a", "b"), "has 3 outputs, but 2 names"), (("a", "b", "a"), "two outputs have the name 'a'")],
+)
+def test_names_that_do_not_fit_its_outputs(tmp_path: Path, names: tuple[str, ...], why: str) -> None:
+    classifier(tmp_path / "w.safetensors")
+    with pytest.raises(ModelError, match=why):
+        adopt(tmp_path / "m", None, "digits", given(tmp_path / "w.safetensors", classes=names), OPTIONS, Watch())
+    assert not (tmp_path / "m").exists()
+
+
 def test_outputs_in_another_order_are_told_by_their_names(data: Path, tmp_path: Path) -> None:
     whole = classifier(tmp_path / "w.safetensors")
     order = ("digit4", "digit2", "digit3")

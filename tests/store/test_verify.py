@@ -187,10 +187,10 @@ def test_elsewhere_a_stated_tolerance_holds(model: Model) -> None:
 
 
 def test_a_newer_format_is_refused_politely(model: Model, data: Path) -> None:
-    edited(model.path / "model.json", version=4)
+    edited(model.path / "model.json", version=5)
     before = tree(model.path)
     for use in (open_model, lambda path: verify(Folder(path))):
-        with pytest.raises(Newer, match=r"format version 4; this program knows versions up to 3\. Install a newer"):
+        with pytest.raises(Newer, match=r"format version 5; this program knows versions up to 4\. Install a newer"):
             use(model.path)
     with pytest.raises(Newer):
         model.learn(data / "high", "high")

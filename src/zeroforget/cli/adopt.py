@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from zeroforget.cli.app import MODEL, app, as_path, errors, options_of
-from zeroforget.cli.printing import say, shown
+from zeroforget.cli.printing import between, say, shown
 from zeroforget.store.options import about
 
+IMAGENET = "imagenet"
 Network = Annotated[
     str,
     typer.Option(
@@ -27,7 +28,12 @@ Weights = Annotated[
     ),
 ]
 Classes = Annotated[
-    Path | None, typer.Option(help="A text file: the name of each output, a line each.", parser=as_path)
+    Path | None,
+    typer.Option(
+        metavar="FILE|imagenet",
+        help="A text file: the name of each output, a line each; or imagenet for its thousand names.",
+        parser=as_path,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -66,8 +72,14 @@ Unknown = Annotated[
 def adopt_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of the model to make.", parser=as_path)],
     pictures: Annotated[
-        Path, typer.Argument(help="Class folders of pictures to measure it by and to prove it with.", parser=as_path)
-    ],
+        Path | None,
+        typer.Argument(
+            help="Class folders of pictures to measure it by and to prove it with; without them --classes names what "
+            "it knows, and it is not measured.",
+            parser=as_path,
+        ),
+    ] = None,
+    *,
     task: Annotated[str, typer.Option("--task", "-t", help="What to call what it knows.")],
     network: Network,
     weights: Weights,
@@ -88,19 +100,19 @@ def adopt_command(
     Nothing is fetched, and no code from a file of weights is run.
     """
     from zeroforget.store import Watch
-    from zeroforget.store.adoption import Given, adopt, doubt
+    from zeroforget.store.adoption import Given, adopt, doubt, imagenet
 
-    names = None if classes is None else _names(classes)
+    names = None if classes is None else imagenet() if str(classes) == IMAGENET else _names(classes)
     options = options_of(network=network, width=width, size=size, gray=gray, align=align, seed=seed, held_out=0.5)
     given = Given(
         weights, _numbers("mean", mean), _numbers("std", std), names, _settings(settings or []),
         keep=tuple(keep or ()), unknown=unknown,
     )  # fmt: skip
     facts = adopt(model, pictures, task, given, options, Watch(say=say))
-    say(
-        f"adopted '{facts.name}': {len(facts.classes)} classes, {facts.weights:,} weights as they were, "
-        f"{100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures right"
-    )
+    found = "not measured, for want of pictures"
+    if facts.measured:
+        found = f"{100 * facts.accuracy:.1f} % of {facts.data.held_out} pictures right ({between(facts.interval)})"
+    say(f"adopted '{facts.name}': {len(facts.classes)} classes, {facts.weights:,} weights as they were, {found}")
     if (wrong := doubt(facts, names)) is not None:
         errors().print(f"[bold yellow]warning:[/] {shown(wrong)}", highlight=False, soft_wrap=True)
     say(f"teach it more with: zeroforget learn {model} PICTURES --task NAME")

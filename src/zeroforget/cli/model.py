@@ -25,7 +25,7 @@ from zeroforget.cli.app import (
     options_of,
     typed,
 )
-from zeroforget.cli.printing import put_json, say, show, shown, table_of
+from zeroforget.cli.printing import between, put_json, say, show, shown, table_of
 from zeroforget.store.options import with_options
 
 if TYPE_CHECKING:
@@ -86,10 +86,9 @@ def _doubt(facts: TaskFacts) -> None:
 
 def _tell(model: Model, facts: TaskFacts) -> None:
     say(f"{_kept(facts)}; {facts.bytes:,} bytes in {model.path / 'tasks' / facts.folder}")
-    low, high = facts.interval
     say(
         f"learned '{facts.name}' in {facts.training['seconds']:.0f} s: {100 * facts.accuracy:.1f} % of "
-        f"{facts.data.held_out} test pictures right (95 % interval: {100 * low:.0f} to {100 * high:.0f} %)"
+        f"{facts.data.held_out} test pictures right ({between(facts.interval)})"
     )
     for row in facts.training.get("search", ()):
         chosen = " (taken)" if row["chosen"] else ""
@@ -188,6 +187,7 @@ def tasks_command(
 ) -> None:
     """List a model's tasks: classes, accuracy, features, what each added and when."""
     from zeroforget.store import open_model
+    from zeroforget.store.printed import accuracy_of
 
     opened = open_model(model)
     opened.head  # noqa: B018 - says so if there is no model
@@ -201,11 +201,9 @@ def tasks_command(
     for task in opened.tasks:
         added = sum(task.born.values())
         total += added
-        low, high = (f"{100 * bound:.0f}" for bound in task.interval)
         table.add_row(
-            shown(task.name), str(len(task.classes)), f"{100 * task.accuracy:.1f} % ({low}-{high})",
-            f"{total} (+{added})",
-            f"+{task.bytes:,}", f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
+            shown(task.name), str(len(task.classes)), accuracy_of(task), f"{total} (+{added})", f"+{task.bytes:,}",
+            f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
         )  # fmt: skip
     show(table)
     if opened.tasks and (layers or len(opened.tasks[0].born) <= FEW_LAYERS):
@@ -287,9 +285,11 @@ def _print_report(report: Report) -> None:
             say(f"    {moved}")
     for one in report.measured:
         mark = "[green]✓[/]" if one.agrees else "[bold red]✗[/]"
-        text = f"{one.task}: {100 * one.accuracy:.1f} % of {one.pictures} pictures"
-        if one.held_out is not None:
+        text = f"{one.task}: {100 * one.accuracy:.1f} % of {one.pictures} pictures ({between(one.interval)})"
+        if one.held_out is not None and one.recorded is not None:
             text += f"; test part {100 * one.held_out:.2f} %, recorded {100 * one.recorded:.2f} %"
+        elif one.recorded is None:
+            text += " (none was recorded: it was adopted without pictures)"
         else:
             text += f" (recorded on its own test pictures: {100 * one.recorded:.1f} %)"
         console().print(f"{mark} {shown(text)}", highlight=False, soft_wrap=True)
@@ -300,7 +300,10 @@ def _print_report(report: Report) -> None:
 def _report(report: Report) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(report)
+    found = asdict(report)
+    for row, one in zip(found["measured"], report.measured, strict=True):
+        row["interval"] = one.interval
+    return found
 
 
 @app.command("predict", rich_help_panel=MODEL)

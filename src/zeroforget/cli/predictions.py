@@ -56,6 +56,7 @@ def _plain(one: Prediction) -> dict[str, Any]:
         return {"picture": one.source, "error": one.error}
     out: dict[str, Any] = {"picture": one.source, "task": one.task}
     if one.tasks:
+        out["sure"] = one.sure
         out["tasks"] = [{"task": name, "probability": p} for name, p in one.tasks]
     return out | {"classes": [{"class": name, "probability": p} for name, p in one.classes]}
 
@@ -79,7 +80,8 @@ def print_table(predictions: list[Prediction], *, guessed: bool) -> None:
             table.add_row(shown(one.source), *([""] * 2 if guessed else []), "[red]—[/]", "", shown(one.error))
             continue
         (name, p), rest = one.classes[0], one.classes[1:]
-        guess = [shown(one.task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
+        task = one.task if one.sure else f"not sure: {one.task}?"
+        guess = [shown(task), f"{100 * one.tasks[0][1]:.0f} %"] if one.tasks else []
         others = ", ".join(f"{other} {100 * q:.1f} %" for other, q in rest)
         table.add_row(shown(one.source), *guess, shown(name), f"{100 * p:.1f} %", shown(others))
     show(table)

@@ -51,6 +51,11 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
+def between(bounds: tuple[float, float]) -> str:
+    """A confidence interval in words."""
+    return f"95 % interval: {100 * bounds[0]:.0f} to {100 * bounds[1]:.0f} %"
+
+
 def table_of(*columns: str) -> Table:
     """A plain table; a column whose name begins with '>' is set to the right."""
     from rich.table import Table

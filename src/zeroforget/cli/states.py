@@ -39,10 +39,12 @@ def rollback_command(
 
 
 def _tell(change: Change) -> None:
+    from zeroforget.store.printed import accuracy_of
+
     table = table_of("task", "", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes")))
     for task, what in change.tasks:
         table.add_row(
-            shown(task.name), what, str(len(task.classes)), f"{100 * task.accuracy:.1f} %",
+            shown(task.name), what, str(len(task.classes)), accuracy_of(task),
             f"+{sum(task.born.values())}", f"+{task.bytes:,}",
         )  # fmt: skip
     show(table)

@@ -108,6 +108,17 @@ def _published_at(library: str, model: str) -> str:
         return f"the one that {library} publishes for it"
 
 
+def imagenet() -> tuple[str, ...]:
+    """The names of ImageNet's thousand classes, in their order; of torchvision, else of timm. NoLibrary without both."""
+    try:
+        found = _import("torchvision").models.get_model_weights("resnet50").DEFAULT.meta["categories"]
+    except NoLibrary:
+        info = _import("timm.data").ImageNetInfo()
+        found = [info.index_to_description(place) for place in range(info.num_classes())]
+    names = [str(name) for name in found]
+    return tuple(name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names))
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Plain values, and nothing may be fetched or read while a network is built. ValueError names what is wrong."""
     for key, value in options.items():

@@ -59,7 +59,7 @@ def take(folder: Folder, *, newest: bool = False) -> Snapshot:
     spread = {task.name: folder.tensors(folder.task(task), task, SPREAD) for task in chain.tasks}
     for number, task in enumerate(chain.tasks):
         head = nn.ModuleDict({"head": net.heads[number]})
-        which.check(spread[task.name], head, len(task.classes), folder.task(task) / SPREAD)
+        which.check(spread[task.name], head, task.clusters, folder.task(task) / SPREAD)
     files = [folder.path / "model.json", *(file for task in chain.tasks for file in folder.task(task).iterdir())]
     return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files), every.head)
 
@@ -103,11 +103,11 @@ class Networks:
     def likely(self, snapshot: Snapshot, images: Tensor) -> dict[str, Tensor]:
         """Task → how likely each picture belongs to it, as `Model.likely_tasks` has it."""
         away = {}
-        for task in snapshot.chain.current:
+        for task in snapshot.chain.guessable:
             features = self.dense(snapshot, task).get_submodule("features")
             values = features(preparation(task.preprocessing).test(images))
             away[task.name] = which.distance(values, snapshot.spread[task.name])
-        return which.rank(away, {task.name: task.calibration for task in snapshot.chain.current})
+        return which.rank(away, {task.name: task.calibration for task in snapshot.chain.guessable})
 
 
 class Catalog:

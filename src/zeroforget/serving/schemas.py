@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from zeroforget.serving.batching import Answer, Shadow
 from zeroforget.serving.catalog import Catalog
 from zeroforget.store import Report, TaskFacts
+from zeroforget.store.task_guess import SURE
 
 
 class ClassProbability(BaseModel):
@@ -29,6 +30,7 @@ class Prediction(BaseModel):
     task: str = Field(description="The task that was asked, or the likeliest.")
     classes: list[ClassProbability] = Field(description="The likeliest classes, best first.")
     tasks: list[TaskProbability] | None = Field(None, description="If no task was asked: a guess, best first.")
+    sure: bool | None = Field(None, description="If no task was asked: whether the guess is likely enough to go by.")
     model: str = Field(description="The hash of the model that answered.")
 
 
@@ -37,7 +39,8 @@ class TaskSummary(BaseModel):
 
     name: str
     classes: list[str]
-    accuracy: float = Field(description="On the test part.")
+    accuracy: float | None = Field(description="On the test part; null if it was adopted without pictures.")
+    interval: tuple[float, float] | None = Field(description="Where it lies with 95 % confidence.")
     features: int = Field(description="Of its network.")
     features_added: int
     bytes_added: int
@@ -107,6 +110,7 @@ def prediction(answer: Answer, head: str, top: int) -> dict[str, object]:
     ranked = sorted(zip(answer.task.classes, answer.probabilities, strict=True), key=lambda pair: -pair[1])
     out: dict[str, object] = {"task": answer.task.name, "model": head}
     if answer.tasks is not None:
+        out["sure"] = answer.tasks[0][1] >= SURE
         out["tasks"] = [{"task": name, "probability": p} for name, p in answer.tasks]
     return out | {"classes": [{"class": name, "probability": p} for name, p in ranked[:top]]}
 
@@ -146,7 +150,8 @@ def compared(catalog: Catalog, shadow: Shadow) -> Compared | None:
 
 def _summary(task: TaskFacts, features: int, verified: bool | None) -> TaskSummary:
     return TaskSummary(
-        name=task.name, classes=list(task.classes), accuracy=task.accuracy, features=features,
+        name=task.name, classes=list(task.classes), features=features,
+        accuracy=task.accuracy if task.measured else None, interval=task.interval if task.measured else None,
         features_added=sum(task.born.values()), bytes_added=task.bytes, operations=task.operations,
         learned=task.learned, verified=verified,
     )  # fmt: skip

@@ -11,34 +11,53 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from zeroforget.data import Preparation, Split, Task
 from zeroforget.data.readers.folder import composed
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.proving.trial_networks import in_service
+from zeroforget.store import task_guess as which
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import Folder
-from zeroforget.store.learning import Learning, backbone_of, now
+from zeroforget.store.folder import SPREAD, Folder
+from zeroforget.store.learning import PROBES, Learning, backbone_of, now
 from zeroforget.store.names import task_name
-from zeroforget.store.network import example
+from zeroforget.store.network import example, preparation
 from zeroforget.store.options import Options
-from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, read_pictures
-from zeroforget.store.schema import ModelFacts, TaskFacts
+from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, pixels, read_pictures
+from zeroforget.store.schema import Calibration, DataFacts, ModelFacts, Preprocessing, TaskFacts
 from zeroforget.store.starting import grown_from
 from zeroforget.store.weights import few
 from zeroforget.store.writing import Watch, changing
 from zeroforget.training import FitLog
+from zeroforget.training.seeding import generator
 
-__all__ = ["Given", "adopt", "doubt"]
+__all__ = ["Given", "adopt", "doubt", "imagenet"]
 
 
-def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options, watch: Watch) -> TaskFacts:
-    """Make a model whose first task is this classifier, measured on a folder of class folders."""
+def adopt(path: Path, pictures: Path | None, name: str, given: Given, options: Options, watch: Watch) -> TaskFacts:
+    """Make a model whose first task is this classifier, measured on a folder of class folders.
+
+    Without pictures its classes come from `given`, it is not measured, and drawn pictures prove its answers.
+    """
     name, folder = task_name(name), Folder(path)
-    check_apart(path, pictures)
+    if pictures is not None:
+        check_apart(path, pictures)
     _check_new(folder)
+    classifier, ready = _measurable(pictures, name, given, options, watch) if pictures else _drawn(name, given, options)
+    adoption = _Adoption(folder, given, classifier, ready, options, watch)
+    net, log = adoption.learn()  # whatever may be refused is refused here, before there is a folder
+    with changing(folder, watch):
+        _check_new(folder)
+        return adoption.write(net, log)
+
+
+def _measurable(
+    pictures: Path, name: str, given: Given, options: Options, watch: Watch
+) -> tuple[Classifier, Lesson]:
+    """The classifier with its outputs in the order of the picture folders, and these pictures."""
     listing = list_pictures(pictures)
     classifier = _classifier(given, options, name)
     order = _order(listing.classes, given.classes, classifier.linear.out_features)
@@ -47,15 +66,36 @@ def adopt(path: Path, pictures: Path, name: str, given: Given, options: Options,
         watch.say(note)
     about = (classifier.mean, classifier.std)
     ready = lesson(name, decoded, share=options.held_out, seed=options.seed, flip=False, shift=0, normalized=about)
-    adoption = _Adoption(folder, given, _ordered(classifier, order), ready, options, watch)
-    net, log = adoption.learn()  # whatever may be refused is refused here, before there is a folder
-    with changing(folder, watch):
-        _check_new(folder)
-        return adoption.write(net, log)
+    return _ordered(classifier, order), ready
+
+
+def _drawn(name: str, given: Given, options: Options) -> tuple[Classifier, Lesson]:
+    """The classifier as it is, and smooth noise to prove it by."""
+    if given.classes is None:
+        raise ModelError(
+            "without pictures nobody knows what its outputs mean: name them with --classes FILE, a line each, or with "
+            "--classes imagenet"
+        )
+    classifier = _classifier(given, options, name)
+    outputs, classes = classifier.linear.out_features, tuple(composed(one) for one in given.classes)
+    if len(classes) != outputs:
+        raise ModelError(f"the classifier has {outputs} outputs, but {len(classes)} names of classes are given")
+    if twice := sorted(one for one in set(classes) if classes.count(one) > 1):
+        raise ModelError(f"two outputs have the name '{twice[0]}'; every class needs a name of its own")
+    channels, height, width = classifier.backbone.shape
+    coarse = torch.rand(PROBES, channels, 8, 8, generator=generator("drawn", options.seed))
+    images = (255 * nn.functional.interpolate(coarse, (height, width), mode="bilinear")).round().byte()
+    part = Split(images, torch.arange(PROBES) % outputs)
+    mean, std = classifier.mean, classifier.std
+    about = Preprocessing("RGB" if channels == 3 else "L", (height, width), mean, std)
+    data = DataFacts(pixels(part), (0,) * outputs, 0, 0, 1.0, options.seed)
+    return classifier, Lesson(Task(name, classes, part, part, part, Preparation(mean, std)), about, data)
 
 
 def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
     """What may be wrong with a classifier that is seldom right, or None; `names` are those of its outputs, if given."""
+    if not facts.measured:
+        return None
     by_chance = no_better(facts)
     if by_chance is None and facts.accuracy >= 0.5:
         return None
@@ -70,6 +110,17 @@ def doubt(facts: TaskFacts, names: Sequence[str] | None = None) -> str | None:
         f"tells another), at --mean {mean} and --std {std}, and whether these are pictures of its classes; then remove "
         "the folder and adopt it again"
     )
+
+
+def imagenet() -> tuple[str, ...]:
+    """The names of ImageNet's thousand classes, as a library that is installed here has them."""
+    try:
+        return libraries.imagenet()
+    except ValueError as error:
+        raise ModelError(
+            f"--classes imagenet takes the names from torchvision or timm ({error}); pip install 'zeroforget[vision]', "
+            "or name a file with a class on each line"
+        ) from error
 
 
 def no_better(facts: TaskFacts) -> str | None:
@@ -127,6 +178,17 @@ class _Adoption(Learning):
             if not torch.equal(self.classifier.net(x), grower.net(x, 0)):
                 raise ModelError("the model would not answer as the classifier does; nothing was made")
         return FitLog(stopped="adopted as it was")
+
+    def _measure(self, dense: nn.Module, facts: TaskFacts, aside: Path) -> TaskFacts:
+        """As for any task; without pictures, how the features of noise are spread, which no guess goes by."""
+        if facts.measured:
+            return super()._measure(dense, facts, aside)
+        part, prepare = self.ready.task.test, preparation(facts.preprocessing)
+        values = which.features(dense, part, prepare)
+        about = which.spread(values, torch.zeros(len(part), dtype=torch.int64), 1)
+        far = which.quantiles(which.distance(values, about))
+        written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
+        return replace(facts, calibration=Calibration(1.0, far), files=written)
 
 
 def _order(folders: Sequence[str], names: Sequence[str] | None, outputs: int) -> list[int]:

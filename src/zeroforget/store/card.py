@@ -10,6 +10,7 @@ from typing import Any
 from zeroforget._version import __version__
 from zeroforget.files.signs import visible
 from zeroforget.store.model import Model
+from zeroforget.store.printed import accuracy_of
 from zeroforget.store.schema import TaskFacts
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
@@ -36,7 +37,9 @@ def _result(task: TaskFacts) -> dict[str, Any]:
     return {
         "task": {"type": "image-classification", "name": visible(task.name)},
         "dataset": {"type": "imagefolder", "name": visible(task.name), "revision": task.data.pixels},
-        "metrics": [{"type": "accuracy", "name": "accuracy on the test part", "value": task.accuracy}],
+        "metrics": [{"type": "accuracy", "name": "accuracy on the test part", "value": task.accuracy}]
+        if task.measured
+        else [],
     }
 
 
@@ -73,9 +76,7 @@ def _body(model: Model, licence: str | None) -> str:
 
 
 def _row(task: TaskFacts) -> str:
-    low, high = (f"{100 * bound:.0f}" for bound in task.interval)
-    accuracy = f"{100 * task.accuracy:.1f} % ({low}–{high})"
-    cells = (_plain(task.name), str(len(task.classes)), accuracy, str(task.data.held_out), task.learned[:10])
+    cells = (_plain(task.name), str(len(task.classes)), accuracy_of(task), str(task.data.held_out), task.learned[:10])
     return f"| {' | '.join(cells)} |"
 
 

@@ -269,7 +269,7 @@ def _about(model: Exportable, task: TaskFacts) -> dict[str, Any]:
         "preprocessing": task.preprocessing.to_json()
         | {"input": "float32 (batch, channels, height, width), values from 0 to 1; mean and std are applied inside"},
         "temperature": task.calibration.temperature,
-        "accuracy": task.accuracy,
+        "accuracy": task.accuracy if task.measured else None,
         "model": model.head,
         "task_hash": task.hash,
     }

@@ -76,6 +76,11 @@ class Chain:
         newest = {version_of(facts.name)[0]: facts for facts in self.tasks}
         return tuple(facts for facts in self.tasks if newest[version_of(facts.name)[0]] is facts)
 
+    @property
+    def guessable(self) -> tuple[TaskFacts, ...]:
+        """Tasks that a picture may be guessed to be of: those that have seen some, if any has."""
+        return tuple(facts for facts in self.current if facts.measured) or self.current
+
     def find(self, task: str | int) -> TaskFacts:
         """A task by name, of several versions the newest; by name and version (dogs@1); or by number, counted from 1 as
         its folder is."""

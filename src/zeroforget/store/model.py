@@ -56,6 +56,11 @@ class Prediction:
     """Why there is no answer."""
 
     @property
+    def sure(self) -> bool:
+        """Whether the task was named, or is likely enough to go by."""
+        return not self.tasks or self.tasks[0][1] >= which.SURE
+
+    @property
     def label(self) -> str:
         """The likeliest class."""
         return self.classes[0][0] if self.classes else ""
@@ -88,7 +93,7 @@ class _State:
         with self._lock:
             if task.name not in self._spread:
                 about = self.folder.tensors(self.folder.task(task), task, SPREAD)
-                which.check(about, self.dense(task), len(task.classes), self.folder.task(task) / SPREAD)
+                which.check(about, self.dense(task), task.clusters, self.folder.task(task) / SPREAD)
                 self._spread[task.name] = about
             return self._spread[task.name]
 
@@ -96,11 +101,11 @@ class _State:
 @torch.no_grad()
 def _likely(state: _State, images: Tensor) -> dict[str, Tensor]:
     away = {}
-    for facts in state.chain.current:
+    for facts in state.chain.guessable:
         extract, prepare = state.dense(facts).get_submodule("features"), preparation(facts.preprocessing)
         values = torch.cat([extract(prepare.test(part)) for part in images.split(BATCH)])
         away[facts.name] = which.distance(values, state.spread(facts))
-    return which.rank(away, {facts.name: facts.calibration for facts in state.chain.current})
+    return which.rank(away, {facts.name: facts.calibration for facts in state.chain.guessable})
 
 
 @torch.no_grad()
@@ -277,7 +282,8 @@ class Model:
     def predict(
         self, sources: Source | Iterable[Source], task: str | int | None = None, *, top: int = 3
     ) -> list[Prediction]:
-        """The likeliest classes of each picture; without a task, of the task that is surest of it."""
+        """The likeliest classes of each picture; without a task, of the likeliest one (`sure` tells whether to go by
+        that)."""
         named = _named(sources)
         if (whole(top) or 0) < 1:
             raise ModelError(f"top is how many classes to name, at least 1, not {top!r}")

@@ -25,11 +25,17 @@ class Tasks(tuple[TaskFacts, ...]):
         for task in self:
             new = sum(task.born.values())
             features += new
-            low, high = (f"{100 * bound:.0f}" for bound in task.interval)
-            accuracy = f"{100 * task.accuracy:.1f} % ({low}-{high})"
-            cells = (task.name, str(len(task.classes)), accuracy, str(features), f"+{new}", f"+{task.bytes:,}")
+            cells = (task.name, str(len(task.classes)), accuracy_of(task), str(features), f"+{new}", f"+{task.bytes:,}")
             rows.append((*cells, task.learned.replace("T", " ")[:16]))
         return SmallTable(title, HEADINGS, rows)
+
+
+def accuracy_of(task: TaskFacts) -> str:
+    """With its 95 % interval, or that there is none."""
+    if not task.measured:
+        return "not measured"
+    low, high = (f"{100 * bound:.0f}" for bound in task.interval)
+    return f"{100 * task.accuracy:.1f} % ({low}-{high})"
 
 
 def counted(tasks: Tasks) -> str:

@@ -126,8 +126,8 @@ def _overview(tasks: Sequence[TaskFacts]) -> str:
     heads = ("task", "classes", "accuracy", "95 % interval", "test pictures", "learned")
     rows = [
         (
-            f'<a href="#task-{place}">{_text(one.name)}</a>', str(len(one.classes)), _percent(one.accuracy),
-            _between(one.interval), f"{one.data.held_out:,}", _text(one.learned[:10]),
+            f'<a href="#task-{place}">{_text(one.name)}</a>', str(len(one.classes)), _percent(one.accuracy) if one.measured else "not measured",
+            _between(one.interval) if one.measured else "–", f"{one.data.held_out:,}", _text(one.learned[:10]),
         )
         for place, one in enumerate(tasks, 1)
     ]  # fmt: skip
@@ -137,6 +137,7 @@ def _overview(tasks: Sequence[TaskFacts]) -> str:
 
 def _intervals(tasks: Sequence[TaskFacts]) -> str:
     """A bar for each task from 0 to 100 %, with a line over its interval."""
+    tasks = [one for one in tasks if one.measured]
     left, width, row = 160, 460, 26
     marks = [
         f'<line class="axis" x1="{left + width * n / 4:.0f}" y1="0" x2="{left + width * n / 4:.0f}" '
@@ -179,6 +180,8 @@ def _task(place: int, facts: TaskFacts, found: Seen | None) -> str:
     lead = (
         f"<p><strong>{_percent(facts.accuracy)}</strong> of {facts.data.held_out:,} test pictures right "
         f"(95 % interval: {100 * low:.0f} to {100 * high:.0f} %). {_ending(facts)}</p>"
+        if facts.measured
+        else "<p>It was adopted without pictures, so its accuracy is not measured.</p>"
     )
     if found is None:
         return (

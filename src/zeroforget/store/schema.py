@@ -25,7 +25,9 @@ LIBRARY = RANKED = 2
 """model.json of a network from a library, task.json of a task with rank births."""
 AGAIN = 3
 """task.json of a task that was learned again."""
-NEWEST = 3
+UNMEASURED = 4
+"""task.json of a classifier that was adopted without pictures."""
+NEWEST = 4
 MOST_CLASSES = 100_000
 LEAST_STD = 1e-6
 MOST_MEAN = 1e6
@@ -154,7 +156,7 @@ class DataFacts:
     counts: tuple[int, ...]
     skipped: int
     held_out: int
-    """How many pictures the test part has."""
+    """How many pictures the test part has; 0 if no pictures were given, and `pixels` is then of the probe's."""
     share: float
     """Of each class; 1 for a folder of test pictures of its own."""
     seed: int
@@ -226,6 +228,16 @@ class TaskFacts:
         return folder_name(self.number, self.name)
 
     @property
+    def measured(self) -> bool:
+        """Whether its accuracy is that of pictures; a classifier may be adopted without any."""
+        return self.data.held_out > 0
+
+    @property
+    def clusters(self) -> int:
+        """About how many means its features are spread, as they are written down."""
+        return len(self.classes) if self.measured else 1
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Where its accuracy lies with 95 % confidence, for so many test pictures."""
         return interval(self.accuracy, self.data.held_out)
@@ -238,7 +250,7 @@ class TaskFacts:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         again = version_of(self.name)[1] is not None
-        version = AGAIN if again else RANKED if self.rank else VERSION
+        version = UNMEASURED if not self.measured else AGAIN if again else RANKED if self.rank else VERSION
         head: dict[str, Any] = {"format": "zeroforget task", "version": version}
         if version >= RANKED:
             head["rank"] = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
@@ -284,7 +296,7 @@ class TaskFacts:
             operations=fields.integer("operations", 0, 2**60),
             preprocessing=_preprocessing(fields.group("preprocessing")),
             accuracy=fields.number("accuracy", 0, 1),
-            data=_data(fields.group("data")),
+            data=_data(fields.group("data"), least=0 if version >= UNMEASURED else 1),
             training=fields.group("training").values,
             calibration=_calibration(fields.group("calibration")),
             network=fields.hash("network"),
@@ -445,12 +457,12 @@ def _preprocessing(fields: Fields) -> Preprocessing:
     return made
 
 
-def _data(fields: Fields) -> DataFacts:
+def _data(fields: Fields, least: int) -> DataFacts:
     made = DataFacts(
         pixels=fields.hash("pixels"),
         counts=fields.integers("counts", least=2, most=MOST_CLASSES),
         skipped=fields.integer("skipped", 0, 2**40),
-        held_out=fields.integer("held_out", 1, 2**40),
+        held_out=fields.integer("held_out", least, 2**40),
         share=fields.number("share", 0, 1),
         seed=fields.integer("seed", 0, MOST_SEED),
     )

@@ -21,6 +21,7 @@ from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, 
 from zeroforget.store.schema import TaskFacts
 from zeroforget.store.trust import Trust, read_trust
 from zeroforget.training import logits
+from zeroforget.training.evaluate import interval
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,16 @@ class Measured:
     task: str
     accuracy: float
     pictures: int
-    recorded: float
+    recorded: float | None
+    """What was written down when it was learned; None for a classifier that was adopted without pictures."""
     held_out: float | None
     """On the part that was held out when it was learned, if this is the folder it was learned from."""
     skipped: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the accuracy on such pictures lies with 95 % confidence."""
+        return interval(self.accuracy, self.pictures)
 
     @property
     def agrees(self) -> bool:
@@ -129,7 +136,7 @@ def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapp
         net = assemble(chain.model, contents, folder.path / "model.json")
         dense = [net.dense(index) for index in range(len(chain.tasks))]
         for (task, _, place), one, about in zip(contents, dense, spreads, strict=True):
-            which.check(about, one, len(task.classes), place / SPREAD)
+            which.check(about, one, task.clusters, place / SPREAD)
     except Damaged as error:
         return Report(
             (*proofs, Proof(NETWORK, False, "they cannot be assembled", (str(error),)), _unproved()), chain.head
@@ -221,5 +228,6 @@ def measure(task: TaskFacts, dense: nn.Module, pictures: Path) -> Measured:
     if pixels(then) == task.data.pixels:  # measured as it was then: the same pictures in the same batches
         scores = logits(dense, then, preparation(task.preprocessing))
         part = float((scores.argmax(1) == then.labels).sum()) / len(then)
+    recorded = task.accuracy if task.measured else None
     skipped = len(decoded.unreadable) + len(listing.ignored)
-    return Measured(task.name, float(right.double().mean()), len(right), task.accuracy, part, skipped)
+    return Measured(task.name, float(right.double().mean()), len(right), recorded, part, skipped)
