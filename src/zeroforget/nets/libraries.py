@@ -109,7 +109,7 @@ def _published_at(library: str, model: str) -> str:
 
 
 def imagenet() -> tuple[str, ...]:
-    """The names of ImageNet's thousand classes, in their order; of torchvision, else of timm. NoLibrary without both."""
+    """The names of ImageNet's thousand classes, in their order, from torchvision, else timm. NoLibrary without both."""
     try:
         found = _import("torchvision").models.get_model_weights("resnet50").DEFAULT.meta["categories"]
     except NoLibrary:

@@ -54,9 +54,7 @@ def adopt(path: Path, pictures: Path | None, name: str, given: Given, options: O
         return adoption.write(net, log)
 
 
-def _measurable(
-    pictures: Path, name: str, given: Given, options: Options, watch: Watch
-) -> tuple[Classifier, Lesson]:
+def _measurable(pictures: Path, name: str, given: Given, options: Options, watch: Watch) -> tuple[Classifier, Lesson]:
     """The classifier with its outputs in the order of the picture folders, and these pictures."""
     listing = list_pictures(pictures)
     classifier = _classifier(given, options, name)

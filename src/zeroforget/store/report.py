@@ -126,7 +126,8 @@ def _overview(tasks: Sequence[TaskFacts]) -> str:
     heads = ("task", "classes", "accuracy", "95 % interval", "test pictures", "learned")
     rows = [
         (
-            f'<a href="#task-{place}">{_text(one.name)}</a>', str(len(one.classes)), _percent(one.accuracy) if one.measured else "not measured",
+            f'<a href="#task-{place}">{_text(one.name)}</a>', str(len(one.classes)),
+            _percent(one.accuracy) if one.measured else "not measured",
             _between(one.interval) if one.measured else "–", f"{one.data.held_out:,}", _text(one.learned[:10]),
         )
         for place, one in enumerate(tasks, 1)
