@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,6 @@ import typer
 
 from zeroforget.cli.app import MODEL, ModelPath, Threads, app, as_path, computing_with, errors
 from zeroforget.cli.printing import put
-from zeroforget.files.signs import LINES, visible
 
 
 @app.command("serve", rich_help_panel=MODEL)
@@ -27,6 +26,9 @@ def serve_command(
     batch: Annotated[int, typer.Option(min=1, help="Pictures classified together at most.")] = 64,
     memory: Annotated[float, typer.Option(help="MiB of tasks' own networks that are kept ready.")] = 1024,
     threads: Threads = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes that answer; all share one port and one copy of the weights.")
+    ] = 1,
     poll: Annotated[float, typer.Option(help="Seconds between looks at the folder for new tasks.")] = 1.0,
     key_file: Annotated[
         Path | None,
@@ -52,12 +54,10 @@ def serve_command(
     """Serve a model's tasks over HTTP, with a page at /. A task learned meanwhile appears by itself."""
     try:
         from zeroforget.serving import Settings, serve
-        from zeroforget.serving.run import is_loopback
+        from zeroforget.serving.run import is_loopback, logged
     except ImportError as error:
         raise ValueError(str(error)) from None
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logged()
     settings = Settings(
         upload=_whole("upload", upload, 2**20), pixels=_whole("pixels", pixels, 10**6), queue=queue, batch=batch,
         memory=_whole("memory", memory, 2**20), poll_seconds=poll, hosts=tuple(allow_host or ()), key_file=key_file,
@@ -72,15 +72,10 @@ def serve_command(
         if not is_loopback(host) and key_file is None:
             errors().print("whoever reaches this address can use the model: there is no password", highlight=False)
 
+    if workers > 1 and threads is None:
+        threads = max(1, (os.cpu_count() or 1) // workers)
     with computing_with(threads):
-        serve(model, host=host, port=port, settings=settings, tls=tls, ready=ready)
-
-
-class _Visible(logging.Formatter):
-    """Lines of a log, whatever a request had in its names."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record), keep=LINES)
+        serve(model, host=host, port=port, settings=settings, tls=tls, workers=workers, ready=ready)
 
 
 def _whole(name: str, given: float, unit: int) -> int:

@@ -28,6 +28,7 @@ from zeroforget.serving.decoding import Stopped
 from zeroforget.serving.gate import Gate
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
+from zeroforget.serving.together import PULSE_S, Together
 from zeroforget.store import TaskFacts, Unreadable
 from zeroforget.store.errors import ModelError, TooManyPixels
 from zeroforget.store.folder import as_path
@@ -54,14 +55,14 @@ REFUSALS = {
 class Server:
     """A model's folder and all that serves it; `app` is the ASGI application."""
 
-    def __init__(self, path: str | Path, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
+    def __init__(self, path: str | Path, settings: Settings | None = None, together: Together | None = None) -> None:
+        self.settings, self.together = settings or Settings(), together
         self.metrics = Metrics()
         self.catalog = Catalog(
             as_path(path), poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds,
-            shadow=self.settings.shadow,
+            shadow=self.settings.shadow, together=together,
         )  # fmt: skip
-        self.batcher = Batcher(self.settings, self.metrics, lambda: self.catalog.candidate)
+        self.batcher = Batcher(self.settings, self.metrics, lambda: self.catalog.candidate, together)
         self.waiting, self.held = 0, 0
         """Requests that wait for an answer, and the bytes of their pictures. Only the event loop changes them."""
         self.page = (files("zeroforget.serving") / "page.html").read_text(encoding="utf-8")
@@ -72,11 +73,19 @@ class Server:
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self.catalog.start()
         self.batcher.start()
+        pulse = asyncio.create_task(self._pulse())
         try:
             yield
         finally:
+            pulse.cancel()
             await asyncio.to_thread(self.batcher.stop)
             await asyncio.to_thread(self.catalog.stop)
+
+    async def _pulse(self) -> None:
+        """Report to the other processes of this server, if there are any, as long as requests are answered."""
+        while self.together is not None:
+            self.together.pulse(self.catalog.snapshot.chain.head, *self._state(), self._counts())
+            await asyncio.sleep(PULSE_S)
 
     def _app(self) -> FastAPI:
         # FastAPI's own pages of documentation load scripts from elsewhere; this server makes nobody do that.
@@ -94,7 +103,7 @@ class Server:
         app.get("/health", response_model=words.Health, responses={503: {"model": words.Health}})(self.health)
         app.get("/metrics", response_class=PlainTextResponse)(self.prometheus)
         app.get("/", response_class=HTMLResponse, include_in_schema=False)(self.home)
-        app.add_middleware(Gate, settings=self.settings)
+        app.add_middleware(Gate, settings=self.settings, together=self.together)
         app.add_middleware(Counted, metrics=self.metrics)
         app.exception_handler(AnyHTTPException)(_refused)
         app.exception_handler(RequestValidationError)(_wrong_parameter)
@@ -140,6 +149,14 @@ class Server:
 
     async def health(self) -> Response:
         """Whether the server can answer: 200, or 503."""
+        status, reason = self._state()
+        if self.together is not None and status != "failing":
+            status, reason = self.together.trouble() or (status, reason)
+        body = words.Health(status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting)
+        return JSONResponse(body.model_dump(), 503 if status == "failing" else 200)
+
+    def _state(self) -> tuple[str, str | None]:
+        """How this process is, and why."""
         report, trouble = self.catalog.report, self.catalog.trouble
         status, reason = "ok", None
         if trouble or (report is not None and not report.holds):
@@ -149,11 +166,15 @@ class Server:
         if stuck or not self.batcher.alive:
             why = stuck or "pictures are not classified any more"
             status, reason = "failing", f"{why}; start the server again"
-        body = words.Health(status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting)
-        return JSONResponse(body.model_dump(), 503 if status == "failing" else 200)
+        return status, reason
 
     async def prometheus(self) -> PlainTextResponse:
         """Counts and times, as Prometheus reads them."""
+        own = self._counts()
+        text = own if self.together is None else self.together.metrics(own)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    def _counts(self) -> str:
         report, networks = self.catalog.report, self.batcher.networks
         verified = float("nan") if report is None else float(report.holds)
         gauges = {
@@ -173,7 +194,7 @@ class Server:
             "networks_bytes": ("Bytes of these.", networks.bytes),
             "networks_cut_total": ("How often a task's network was cut from the growing one.", networks.cuts),
         }
-        return PlainTextResponse(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        return self.metrics.text(gauges)
 
     async def home(self) -> HTMLResponse:
         """The page."""

@@ -23,6 +23,7 @@ from zeroforget.serving.catalog import Networks, Snapshot
 from zeroforget.serving.decoding import Decoders, Stopped
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
+from zeroforget.serving.together import Together
 from zeroforget.store import TaskFacts, Unreadable
 
 log = logging.getLogger("zeroforget.serving")
@@ -71,11 +72,12 @@ class Batcher:
     """Has pictures decoded in a few processes and classifies them in one thread."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, candidate: Callable[[], Snapshot | None] = lambda: None
-    ) -> None:
+        self, settings: Settings, metrics: Metrics, candidate: Callable[[], Snapshot | None] = lambda: None,
+        together: Together | None = None,
+    ) -> None:  # fmt: skip
         self.settings, self.metrics, self.candidate = settings, metrics, candidate
         self.shadow = Shadow()
-        self.networks = Networks(settings.memory)
+        self.networks = Networks(settings.memory, together)
         self._waiting: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         self.decoders = Decoders(settings.decoders, settings.decode_seconds, settings.pixels)
         self._hands = ThreadPoolExecutor(settings.decoders, "zeroforget-decode")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.growing.network import GrowingNetwork
+from zeroforget.serving.together import Together
 from zeroforget.store import Report, TaskFacts
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain
@@ -21,6 +22,7 @@ from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
 from zeroforget.store.network import preparation
 from zeroforget.store.states import SERVING, chosen, served
+from zeroforget.store.tensors import growing_tensors
 from zeroforget.store.verify import verify
 
 log = logging.getLogger("zeroforget.serving")
@@ -51,11 +53,15 @@ class Snapshot:
         return self.chain.tasks
 
 
-def take(folder: Folder, *, newest: bool = False) -> Snapshot:
+def take(folder: Folder, together: Together | None = None, *, newest: bool = False) -> Snapshot:
     """The state that is served (or the newest), read and assembled; Damaged if a file is not as it was written."""
     every = folder.read()
     chain = every if newest else served(folder, every)
     net = assemble_chain(folder, chain)
+    for tensor in growing_tensors(net).values():
+        tensor.close()  # nothing of it is learned here: no copies of the newest task's numbers
+    if together is not None:
+        together.share(net, chain.head)
     spread = {task.name: folder.tensors(folder.task(task), task, SPREAD) for task in chain.tasks}
     for number, task in enumerate(chain.tasks):
         head = nn.ModuleDict({"head": net.heads[number]})
@@ -71,8 +77,8 @@ class Networks:
     task goes on with the networks that are here.
     """
 
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
+    def __init__(self, memory: int, together: Together | None = None) -> None:
+        self.memory, self.together = memory, together
         self.bytes = 0
         self.cuts = 0
         self._ready: OrderedDict[str, tuple[nn.Module, int]] = OrderedDict()
@@ -87,10 +93,15 @@ class Networks:
             return self._ready[task.hash][0]
         module = snapshot.net.dense(task.number - 1)
         self.cuts += 1
+        if self.together is not None:
+            self.together.share(module, f"task-{task.hash}")
         self._ready[task.hash] = module, size(module)
         self.bytes += self._ready[task.hash][1]
         while self.bytes > self.memory and len(self._ready) > 1:
-            self.bytes -= self._ready.popitem(last=False)[1][1]
+            old, (_, bytes_) = self._ready.popitem(last=False)
+            self.bytes -= bytes_
+            if self.together is not None:
+                self.together.forget(f"task-{old}")
         return module
 
     @torch.no_grad()
@@ -113,13 +124,16 @@ class Networks:
 class Catalog:
     """The model in a folder, looked at again and again. Whoever reads `snapshot` has a whole one, and never waits."""
 
-    def __init__(self, path: Path, *, poll_seconds: float, verify_seconds: float, shadow: bool = False) -> None:
-        self.folder = Folder(path)
+    def __init__(
+        self, path: Path, *, poll_seconds: float, verify_seconds: float, shadow: bool = False,
+        together: Together | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.together = Folder(path), together
         if shadow and chosen(self.folder) is None:
             raise ModelError(f"{path} always serves its newest state; 'zeroforget promote {path}' lets you choose")
         self.poll_seconds, self.verify_seconds = poll_seconds, verify_seconds
         self._seen = self._signature()
-        self.snapshot = take(self.folder)
+        self.snapshot = take(self.folder, together)
         self.shadow, self.candidate = shadow, None if not shadow else self._newer(self.snapshot)
         self.report: Report | None = None
         """What `verify` found last; None while it looks for the first time, or anew after a change."""
@@ -135,7 +149,7 @@ class Catalog:
 
     def _newer(self, snapshot: Snapshot) -> Snapshot | None:
         """The newest state, if another one is served."""
-        return None if snapshot.whole == snapshot.chain.head else take(self.folder, newest=True)
+        return None if snapshot.whole == snapshot.chain.head else take(self.folder, self.together, newest=True)
 
     def start(self) -> None:
         """Begin to watch the folder, and to verify it."""
@@ -155,7 +169,7 @@ class Catalog:
         if seen == self._seen and self.trouble is None:
             return False
         try:
-            fresh = self.snapshot if seen == self._seen else take(self.folder)
+            fresh = self.snapshot if seen == self._seen else take(self.folder, self.together)
             if self.shadow and seen != self._seen:
                 self.candidate = self._newer(fresh)
         except Exception as error:  # what is served goes on, also where there is no memory for another
@@ -167,6 +181,8 @@ class Catalog:
         self.trouble, self._seen = None, seen
         if (fresh.chain.head, fresh.whole) == (self.snapshot.chain.head, self.snapshot.whole):
             return False
+        if self.together is not None and self.snapshot.chain.head != fresh.chain.head:
+            self.together.forget(self.snapshot.chain.head)
         self.snapshot, self.report = fresh, None
         self.changes += 1
         log.info("now serving %s", ", ".join(task.name for task in fresh.tasks) or "no task")
@@ -195,10 +211,14 @@ class Catalog:
                 log.exception("could not look at %s", self.folder.path)
 
     def _prove(self) -> None:
+        if self.together is not None and not self.together.first:
+            self._hear(self.together)
+            return
         while True:
             self._due.clear()
             if self._stop.is_set():  # asked after clearing: `stop` may have come in between
                 return
+            about = self.snapshot.whole
             try:
                 report = verify(self.folder, {})
             except Exception as error:  # whatever it is, it is tried again
@@ -209,4 +229,13 @@ class Catalog:
                     log.error("%s does not verify: %s", self.folder.path, [one.moved for one in report.proofs])
                 if not report.holds or report.head == self.snapshot.whole:
                     self.report = report
+                    if self.together is not None:
+                        self.together.tell_report(about, report)
             self._due.wait(self.verify_seconds)
+
+    def _hear(self, together: Together) -> None:
+        """What another process found, which verifies for all."""
+        while not self._stop.wait(self.poll_seconds):
+            report = together.report(self.snapshot.whole)
+            if report is not None and report != self.report:
+                self.report = report

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from zeroforget.files.atomic import write_new
 from zeroforget.files.json_fields import FieldError, read_bytes
 from zeroforget.serving.settings import Settings
+from zeroforget.serving.together import Together
 
 log = logging.getLogger("zeroforget.serving")
 OPEN = {"/", "/health"}
@@ -35,9 +36,9 @@ _LOOK_SECONDS = 1.0
 class Gate:
     """Middleware that refuses whoever may not ask, before anything of the request is read."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, together: Together | None = None) -> None:
         self.app, self.settings = app, settings
-        self.keys = None if settings.key_file is None else Keys(settings.key_file)
+        self.keys = None if settings.key_file is None else Keys(settings.key_file, together)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may be asked."""
@@ -118,13 +119,23 @@ class _Holder:
         self.left -= 1.0
         return 0.0
 
+    def allowed_in(self, together: Together, key: str) -> float:
+        """The same, where several processes count together."""
+        if self.rate is None:
+            return 0.0
+        with together.allowance(key) as held:
+            self.left, self.at = held
+            wait = self.allowed()
+            held[:] = self.left, self.at
+        return wait
+
 
 class Keys:
     """The keys of a file: on each line a name, the sha256 of a key, and perhaps requests a second. It is looked at
     again every second, so that a key is given or taken back without a restart."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, together: Together | None = None) -> None:
+        self.path, self.together = path, together
         self._lock = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
         self._looked = -_LOOK_SECONDS
@@ -139,13 +150,17 @@ class Keys:
         with self._lock:
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._look_again()
-            holder = self._holders.get(_hash(key.strip())) if scheme.lower() == "bearer" else None
-            wait = 0.0 if holder is None else holder.allowed()
+            own = _hash(key.strip())
+            holder = self._holders.get(own) if scheme.lower() == "bearer" else None
+            wait = 0.0 if holder is None else self._wait(holder, own)
         if holder is None:
             return _no(401, "a key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
         if wait:
             return _no(429, f"more than {holder.rate:g} requests a second", {"Retry-After": str(int(wait) + 1)})
         return None
+
+    def _wait(self, holder: _Holder, own: str) -> float:
+        return holder.allowed() if self.together is None else holder.allowed_in(self.together, own)
 
     def _look_again(self) -> None:
         try:

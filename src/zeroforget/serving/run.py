@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import logging
 import math
+import os
 import signal
 import socket
 import ssl
@@ -17,9 +18,12 @@ from typing import Any
 
 import uvicorn
 
+from zeroforget.files.signs import LINES, visible
 from zeroforget.serving.app import Server
 from zeroforget.serving.guard import guarded
 from zeroforget.serving.settings import Settings
+from zeroforget.serving.workers import Workers
+from zeroforget.store.folder import as_path
 
 
 def is_loopback(host: str) -> bool:
@@ -61,28 +65,56 @@ def serve(
     port: int = 8000,
     settings: Settings | None = None,
     tls: tuple[Path, Path] | None = None,
+    workers: int = 1,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve the model in a folder until SIGINT or SIGTERM. `ready` is told the address; port 0 takes a free one.
 
-    `tls`: files of a certificate (with those that vouch for it) and its key.
+    `tls`: files of a certificate (with those that vouch for it) and its key. `workers`: so many processes answer, each
+    with as many threads as torch has here; their weights are in memory once.
     """
-    settings = settings or Settings()
-    server = Server(path, settings)
+    settings, path = settings or Settings(), as_path(path)
+    if workers > 1 and os.name != "posix":
+        raise ValueError("several workers need a system where processes can share a port: Linux, macOS")
+    server = Server(path, settings) if workers == 1 else None
     sockets = [bound(host, port)]
     if settings.own_port is not None:
         sockets.append(bound(host, settings.own_port))
-    logging.getLogger("zeroforget.serving").setLevel(logging.INFO)
     shown = f"[{host}]" if ":" in host else host
-    config = configured(server, tls)
+    if server is not None:
+        configured(server, tls)  # a certificate that cannot be used is told before anybody is let in
     with contextlib.ExitStack() as stack:
         for sock in sockets:
             stack.enter_context(sock)
             sock.listen(2048)  # whoever comes from now on is answered
-        ready(f"http{'s' if tls else ''}://{shown}:{sockets[0].getsockname()[1]}/")
-        running = uvicorn.Server(config)
-        _bound_the_end(running, settings.stop_seconds)
-        running.run(sockets=sockets)
+        address = f"http{'s' if tls else ''}://{shown}:{sockets[0].getsockname()[1]}/"
+        if server is not None:
+            run_until_told(server, sockets, tls, lambda: ready(address))
+        else:
+            Workers(path, workers, settings, sockets, tls).run(lambda: ready(address))
+
+
+def run_until_told(
+    server: Server, sockets: list[socket.socket], tls: tuple[Path, Path] | None, ready: Callable[[], None]
+) -> None:
+    """Answer at these sockets until SIGINT or SIGTERM."""
+    running = uvicorn.Server(configured(server, tls))
+    _bound_the_end(running, server.settings.stop_seconds)
+    ready()
+    running.run(sockets=sockets)
+
+
+def logged() -> None:
+    """Tell what happens in lines with their time, whatever signs a request had in its names."""
+    logging.basicConfig()
+    logging.getLogger("zeroforget.serving").setLevel(logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keep=LINES)
 
 
 def _bound_the_end(running: uvicorn.Server, seconds: float) -> None:
