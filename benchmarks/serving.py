@@ -2,12 +2,14 @@
 
 `python -m benchmarks.serving` prints a table: requests per second and the time 99 of 100 requests take, for 1, 8 and 64
 clients. Servers are processes of their own; rounds alternate, so that whatever else the machine does hits both.
+`--workers 2` compares the server with itself, with one process and with two, and tells what memory each takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import statistics
 import subprocess
 import sys
@@ -70,7 +72,7 @@ def plain(folder: Path, port: int) -> None:
 
 
 @contextmanager
-def process(command: list[str], port: int) -> Iterator[None]:
+def process(command: list[str], port: int) -> Iterator[int]:
     """A server in a process of its own, until it answers and until we are done."""
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as running:
         try:
@@ -79,7 +81,7 @@ def process(command: list[str], port: int) -> Iterator[None]:
                 if time.monotonic() > end or running.poll() is not None:
                     raise RuntimeError(f"{command} does not answer")
                 time.sleep(0.1)
-            yield
+            yield running.pid
         finally:
             running.terminate()
 
@@ -122,7 +124,7 @@ async def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> 
         while time.monotonic() < end:
             body, task = bodies[turn % len(bodies)], TASKS[turn % len(TASKS)]
             turn += 1
-            head = f"POST /predict?task={task} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /predict?task={task} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
             began = time.monotonic()
             writer.write(head.encode() + body)
             answer = await reader.readuntil(b"\r\n\r\n")
@@ -138,17 +140,25 @@ async def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> 
     return out
 
 
-def compare(folder: Path, seconds: float, rounds: int, port: int) -> Iterator[str]:
+def compare(folder: Path, seconds: float, rounds: int, port: int, workers: int) -> Iterator[str]:
     """Lines of a table, a row for each number of clients."""
     garden, bodies = str(folder / "garden"), [file.read_bytes() for file in sorted(folder.glob("pictures/*/*.jpg"))]
-    ours = ["-c", "from zeroforget.cli import main; main()", "serve", garden, "--port", str(port)]
-    other = ["-m", "benchmarks.serving", "--plain", garden, "--port", str(port + 1)]
-    ports = {"zeroforget serve": port, "plain": port + 1}
-    yield "| clients | plain: requests/s | p99 ms | zeroforget serve: requests/s | p99 ms | requests/s, ratio |"
+
+    def serve(at: int, *words: str) -> list[str]:
+        return ["-m", "zeroforget", "serve", garden, "--port", str(at), "--connections", "1000", *words]
+
+    other, ours = "plain", "zeroforget serve"
+    commands = [["-m", "benchmarks.serving", "--plain", garden, "--port", str(port)], serve(port + 1)]
+    if workers > 1:
+        other, ours = "one process", f"{workers} processes"
+        alone = ["--threads", "1"]
+        commands = [serve(port, *alone), serve(port + 1, *alone, "--workers", str(workers))]
+    ports = {other: port, ours: port + 1}
+    yield f"| clients | {other}: requests/s | p99 ms | {ours}: requests/s | p99 ms | requests/s, ratio |"
     yield "|---|---|---|---|---|---|"
-    with process(ours, port), process(other, port + 1):
-        for one in ports.values():
-            asyncio.run(load(one, bodies, 8, 2.0))  # warm
+    with process(commands[0], port) as first, process(commands[1], port + 1) as second:
+        for at in ports.values():
+            asyncio.run(load(at, bodies, 64, 2.0))  # warm
         for clients in CLIENTS:
             seen: dict[str, list[Load]] = {name: [] for name in ports}
             for _ in range(rounds):
@@ -161,9 +171,38 @@ def compare(folder: Path, seconds: float, rounds: int, port: int) -> Iterator[st
                 for what in ("rate", "p99")
             )
             yield (
-                f"| {clients} | {rate['plain']:.0f} | {p99['plain']:.0f} | {rate['zeroforget serve']:.0f} | "
-                f"{p99['zeroforget serve']:.0f} | {rate['zeroforget serve'] / rate['plain']:.2f} |"
+                f"| {clients} | {rate[other]:.0f} | {p99[other]:.0f} | {rate[ours]:.0f} | "
+                f"{p99[ours]:.0f} | {rate[ours] / rate[other]:.2f} |"
             )
+        if workers > 1:
+            yield ""
+            for name, pid in ((other, first), (ours, second)):
+                whole, mapped = memory(pid)
+                yield f"{name}: {whole:.0f} MiB of memory, {mapped:.0f} MiB of them weights that are mapped"
+
+
+def memory(pid: int) -> tuple[float, float]:
+    """MiB of a server and of all that it started, what they share counted once, and of mapped weights in them."""
+    whole = mapped = 0
+    for one in family(pid):
+        ours = False
+        for line in Path(f"/proc/{one}/smaps").read_text().splitlines():
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                ours = line.endswith(".weights")
+            elif line.startswith("Pss:"):
+                whole += int(line.split()[1])
+                mapped += int(line.split()[1]) * ours
+    return whole / 1024, mapped / 1024
+
+
+def family(pid: int) -> list[int]:
+    """A process and those below it."""
+    children = [int(one) for thread in Path(f"/proc/{pid}/task").iterdir() for one in _words(thread / "children")]
+    return [pid, *(below for child in children for below in family(child))]
+
+
+def _words(file: Path) -> list[str]:
+    return file.read_text().split()
 
 
 def main() -> None:
@@ -175,6 +214,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=18080)
+    parser.add_argument("--workers", type=int, default=1, help="compare so many processes with one")
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain:
@@ -187,7 +227,7 @@ def main() -> None:
             end="",
         )
         print(f"{made.tasks[-1].operations / 1e6:.0f} M operations a picture; {torch.get_num_threads()} threads")
-        for line in compare(Path(place), args.seconds, args.rounds, args.port):
+        for line in compare(Path(place), args.seconds, args.rounds, args.port, args.workers):
             print(line, flush=True)
 
 

@@ -338,9 +338,14 @@ def predict_command(
 @app.command("export", rich_help_panel=MODEL)
 def export_command(
     model: ModelPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", parser=as_path)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write; with --triton, a folder.", parser=as_path)
+    ],
     task: Annotated[str | None, typer.Option("--task", "-t", help="The task.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All tasks in one file, chosen by the input 'task'.")] = False,
+    triton: Annotated[
+        bool, typer.Option("--triton", help="All tasks for a Triton server: a model repository, one version a task.")
+    ] = False,
     form: Annotated[
         Literal["onnx", "torch"] | None,
         typer.Option(
@@ -353,8 +358,13 @@ def export_command(
     """Write a task as a plain ONNX file or torch.export program, and check that it answers as the model does."""
     from zeroforget.store import open_model
 
-    if (task is None) is not every:
-        raise ValueError("name one task with --task, or ask for --all")
+    if sum((task is not None, every, triton)) != 1 or (triton and form is not None):
+        raise ValueError("name one task with --task, or ask for --all or --triton")
+    if triton:
+        place = open_model(model).export(output, form="triton")
+        versions = sorted(int(one.name) for one in place.iterdir() if one.name.isdigit())
+        say(f"wrote {place}: versions {versions[0]} to {versions[-1]}, whose answers are within 1e-5 of the model's")
+        return
     open_model(model).export(output, task, form=form)
     say(f"wrote {output} ({output.stat().st_size:,} bytes); its answers are within 1e-5 of the model's")
 

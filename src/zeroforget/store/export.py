@@ -118,25 +118,25 @@ def _program(model: Exportable, task: TaskFacts) -> torch.export.ExportedProgram
 
 def _torch(model: Exportable, task: TaskFacts, out: Path) -> None:
     content = io.BytesIO()  # where its own writing of a file meets a full disk, it ends the process
-    torch.export.save(_program(model, task), content, extra_files={_ABOUT: json.dumps(_about(model, task))})
+    torch.export.save(_program(model, task), content, extra_files={_ABOUT: json.dumps(about_task(model, task))})
     atomic.write_new(out, content.getvalue())
     with out.open("rb") as written:
         again = torch.export.load(io.BytesIO(written.read())).module()
-    _check(model, task, again)
+    check_answers(model, task, again)
 
 
 def _onnx(model: Exportable, task: TaskFacts, out: Path) -> None:
-    _, runtime = _libraries()
-    proto = _proto(model, task)
-    _describe(proto, _about(model, task))
+    _, runtime = onnx_libraries()
+    proto = onnx_graph(model, task)
+    describe(proto, about_task(model, task))
     atomic.write_new(out, proto.SerializeToString())
     session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
-    _check(model, task, functools.partial(_run, session))
+    check_answers(model, task, functools.partial(run_session, session))
 
 
-def _proto(model: Exportable, task: TaskFacts) -> Any:
+def onnx_graph(model: Exportable, task: TaskFacts) -> Any:
     """A task's ONNX graph: pixels in, logits out, any batch."""
-    onnx, _ = _libraries()
+    onnx, _ = onnx_libraries()
     try:
         return onnx.load_from_string(_traced(model, task))
     except (TypeError, AttributeError, ImportError):  # a torch that no longer has its first exporter
@@ -183,9 +183,9 @@ def _translated(model: Exportable, task: TaskFacts) -> Any:
 
 def _all_onnx(model: Exportable, tasks: list[TaskFacts], out: Path) -> None:
     """One graph for all tasks: a chain of branches on the task's number, each a task's own plain network."""
-    onnx, runtime = _libraries()
+    onnx, runtime = onnx_libraries()
     helper, kind = onnx.helper, onnx.TensorProto
-    parts = [_branch(onnx, _proto(model, task).graph, index) for index, task in enumerate(tasks)]
+    parts = [_branch(onnx, onnx_graph(model, task).graph, index) for index, task in enumerate(tasks)]
     branch = parts[-1]
     for index in range(len(parts) - 2, -1, -1):
         here = f"is_{index}"
@@ -208,13 +208,13 @@ def _all_onnx(model: Exportable, tasks: list[TaskFacts], out: Path) -> None:
     branch.input.extend(inputs)
     branch.name = "all_tasks"
     proto = helper.make_model(branch, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
-    _describe(proto, {"tasks": [_about(model, task) for task in tasks]})
+    describe(proto, {"tasks": [about_task(model, task) for task in tasks]})
     onnx.checker.check_model(proto)
     atomic.write_new(out, proto.SerializeToString())
     session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
     for index, task in enumerate(tasks):
         number = torch.tensor(index).numpy()
-        _check(model, task, functools.partial(_run, session, task=number))
+        check_answers(model, task, functools.partial(run_session, session, task=number))
 
 
 def _refuse_others(onnx: ModuleType, graph: Any, count: int) -> None:
@@ -245,11 +245,12 @@ def _branch(onnx: ModuleType, graph: Any, index: int) -> Any:
     return renamed
 
 
-def _run(session: Any, pixels: Tensor, **more: Any) -> Tensor:
+def run_session(session: Any, pixels: Tensor, **more: Any) -> Tensor:
+    """What a graph answers."""
     return torch.from_numpy(session.run(None, {"pixels": pixels.numpy(), **more})[0])
 
 
-def _check(model: Exportable, task: TaskFacts, run: Callable[[Tensor], Tensor]) -> None:
+def check_answers(model: Exportable, task: TaskFacts, run: Callable[[Tensor], Tensor]) -> None:
     """The task's own probe through what was written, as one batch and picture by picture."""
     images = model.folder.tensors(model.folder.task(task), task, PROBE)["images"]
     pixels = images.float() / 255
@@ -261,7 +262,7 @@ def _check(model: Exportable, task: TaskFacts, run: Callable[[Tensor], Tensor]) 
                 raise ModelError(f"the exported network of '{task.name}' answers {off:.2g} off; it was not kept")
 
 
-def _about(model: Exportable, task: TaskFacts) -> dict[str, Any]:
+def about_task(model: Exportable, task: TaskFacts) -> dict[str, Any]:
     """What a program must know to use the network."""
     return {
         "task": task.name,
@@ -275,7 +276,8 @@ def _about(model: Exportable, task: TaskFacts) -> dict[str, Any]:
     }
 
 
-def _describe(proto: Any, about: dict[str, Any]) -> None:
+def describe(proto: Any, about: dict[str, Any]) -> None:
+    """Write into a graph what is known about it, and who made it."""
     del proto.metadata_props[:]
     for key, value in about.items():
         entry = proto.metadata_props.add()
@@ -283,7 +285,8 @@ def _describe(proto: Any, about: dict[str, Any]) -> None:
     proto.producer_name = _PRODUCER
 
 
-def _libraries() -> tuple[Any, Any]:
+def onnx_libraries() -> tuple[Any, Any]:
+    """The packages onnx and onnxruntime; ModelError says how to get them."""
     try:
         import onnx
         import onnx.compose

@@ -30,6 +30,7 @@ from zeroforget.store.network import preparation
 from zeroforget.store.options import Options, with_options
 from zeroforget.store.printed import Tasks, counted
 from zeroforget.store.schema import Backbone, TaskFacts
+from zeroforget.store.triton import triton_repository
 from zeroforget.store.trust import read_trust, write_trust
 from zeroforget.store.update import Terms, receive, ship
 from zeroforget.store.verify import Report, verify
@@ -346,7 +347,10 @@ class Model:
 
     def export(self, out: str | os.PathLike[str], task: str | int | None = None, *, form: str | None = None) -> Path:
         """Write a task's network (without a task: all, with the task's number as an input) as ONNX or torch.export:
-        `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2."""
+        `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2. `form="triton"` writes all
+        tasks as versions of one model into a Triton model repository, the folder `out`."""
+        if form == "triton":
+            return triton_repository(self, as_path(out))
         return export(self, as_path(out), task, form)
 
     def ship(
