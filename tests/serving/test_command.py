@@ -95,7 +95,7 @@ def test_every_option_reaches_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     threads = torch.get_num_threads() + 1
     words = (
         "--host 0.0.0.0 --port 81 --upload 0.5 --pixels 2.5 --queue 7 --batch 3 --memory 1.5 --poll 0.25 "
-        f"--threads {threads}"
+        f"--threads {threads} --workers 3"
     )
     told = CliRunner().invoke(app, ["serve", str(tmp_path), *words.split()], catch_exceptions=False)
     assert told.stdout == f"serving {tmp_path} at http://somewhere/\n"
@@ -108,11 +108,12 @@ def test_every_option_reaches_the_server(tmp_path: Path, monkeypatch: pytest.Mon
         "port": 81,
         "settings": Settings(**limits),
         "tls": None,
+        "workers": 3,
     }
     assert seen == [expected]
     told = CliRunner().invoke(app, ["serve", str(tmp_path)], catch_exceptions=False)
     assert told.stderr == ""
-    usual = {"computes": threads - 1, "host": "127.0.0.1", "port": 8000, "settings": Settings(), "tls": None}
+    usual = {"computes": threads - 1, "host": "127.0.0.1", "port": 8000, "settings": Settings(), "tls": None, "workers": 1}
     assert seen[1] == {"path": tmp_path, **usual}
 
 

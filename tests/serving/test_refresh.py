@@ -136,7 +136,7 @@ def test_a_change_is_seen_once_and_what_was_proved_of_the_model_before_is_not_pr
 
 
 def test_a_change_while_the_model_is_first_read_is_not_missed(garden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(folder: Folder) -> Snapshot:
+    def meanwhile(folder: Folder, *_: object) -> Snapshot:
         found = take(folder)
         open_model(garden).undo()
         return found

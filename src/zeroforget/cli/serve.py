@@ -12,6 +12,17 @@ import typer
 from zeroforget.cli.app import MODEL, ModelPath, Threads, app, as_path, computing_with, errors
 from zeroforget.cli.printing import put
 
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keys of those who may ask ('zeroforget key access' adds one); read again when it changes.",
+        parser=as_path,
+    ),
+]
+Workers = Annotated[
+    int, typer.Option(min=1, max=256, help="Processes that answer; all share one port and one copy of the weights.")
+]
+
 
 @app.command("serve", rich_help_panel=MODEL)
 def serve_command(
@@ -26,17 +37,9 @@ def serve_command(
     batch: Annotated[int, typer.Option(min=1, help="Pictures classified together at most.")] = 64,
     memory: Annotated[float, typer.Option(help="MiB of tasks' own networks that are kept ready.")] = 1024,
     threads: Threads = None,
-    workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes that answer; all share one port and one copy of the weights.")
-    ] = 1,
+    workers: Workers = 1,
     poll: Annotated[float, typer.Option(help="Seconds between looks at the folder for new tasks.")] = 1.0,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keys of those who may ask ('zeroforget key access' adds one); read again when it changes.",
-            parser=as_path,
-        ),
-    ] = None,
+    key_file: KeyFile = None,
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate (PEM): serve https.", parser=as_path)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).", parser=as_path)] = None,
     allow_host: Annotated[
