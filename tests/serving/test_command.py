@@ -113,8 +113,8 @@ def test_every_option_reaches_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen == [expected]
     told = CliRunner().invoke(app, ["serve", str(tmp_path)], catch_exceptions=False)
     assert told.stderr == ""
-    usual = {"computes": threads - 1, "host": "127.0.0.1", "port": 8000, "settings": Settings(), "tls": None, "workers": 1}
-    assert seen[1] == {"path": tmp_path, **usual}
+    usual = {"computes": threads - 1, "host": "127.0.0.1", "port": 8000, "settings": Settings(), "tls": None}
+    assert seen[1] == {"path": tmp_path, "workers": 1, **usual}
 
 
 def test_a_folder_may_be_named_by_a_word_but_not_by_nothing(trained: Path) -> None:
