@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.store.helpers import write_digits
 from zeroforget import nets
+from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import embedded
 from zeroforget.store import Model, ModelError, Watch, open_model
 from zeroforget.store.folder import BORN
+from zeroforget.store.frozen_features import Added
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
 from zeroforget.training.evaluate import interval
 from zeroforget.training.probe import fit_head
@@ -56,10 +59,10 @@ def test_frozen_features_are_those_of_the_file_in_every_task(data: Path, tmp_pat
 def test_a_later_task_may_grow_on_frozen_features(data: Path, tmp_path: Path) -> None:
     model = started(tmp_path, data)
     before = model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "low")
-    facts = model.learn(data / "high", "high", growth=0.2, epochs=2, batch_size=16)
+    facts = model.learn(data / "high", "high", growth=0.2, lr=0.02, epochs=4, batch_size=8)
     assert sum(facts.born.values()) > 0
     assert torch.equal(model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "low"), before)
-    assert (facts.training["epochs"], facts.preprocessing.mean) == (2, (0.25,))
+    assert (facts.training["epochs"], facts.preprocessing.mean) == (4, (0.25,))
 
 
 def test_weights_may_be_tuned_by_the_first_task(data: Path, tmp_path: Path) -> None:
@@ -175,3 +178,24 @@ def test_a_head_is_the_minimum_of_its_loss() -> None:
     best = loss(head.weight)
     assert head.accuracy > 0.6
     assert all(loss(head.weight + 0.05 * torch.randn(3, 7)) > best for _ in range(50))
+
+
+def test_what_is_added_to_frozen_features_starts_from_their_head(data: Path, tmp_path: Path) -> None:
+    """At a rate of nothing a network that has grown and leans answers as the frozen features' head does, bit for bit
+    but for the order of sums; and what does no better is not kept."""
+    model, said = started(tmp_path, data), list[str]()
+    other = Model(shutil.copytree(model.path, tmp_path / "other"))
+    alone = model.learn(data / "high", "high")
+    facts = other.learn(
+        data / "high", "high", growth=0.2, rank=4, lr=1e-9, epochs=1, watch=Watch(say=said.append)
+    )  # fmt: skip
+    assert any("did better than the frozen features" in line for line in said)
+    assert (sum(facts.born.values()), facts.rank, facts.accuracy) == (0, 0, alone.accuracy)
+    assert torch.equal(*(one.dense("high").get_submodule("head").weight for one in (model, other)))
+    net, images = model.network(), torch.randn(8, 1, 8, 8)
+    head = fit_head(*[(torch.randn(20, 64), torch.arange(20) % 2)] * 2, 2)
+    grower = Added(net, images, head, growth=0.2, rank=4)
+    before = net.dense("high").get_submodule("features")(images) @ head.first[0].T + head.first[1]
+    grower.add_task(TaskSpec("new", 2))
+    assert torch.allclose(net.dense("new")(images), before, atol=1e-5)
+    assert torch.allclose(grower.train()(images, 2), before, atol=1e-5)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
-import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.confusions import noted
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
+from zeroforget.store.frozen_features import Added, on_frozen
 from zeroforget.store.interrupted import begin, end, shared
 from zeroforget.store.names import folder_name, next_version, task_name
 from zeroforget.store.network import (
@@ -68,11 +68,12 @@ from zeroforget.store.tensors import born
 from zeroforget.store.writing import Watch, changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
-from zeroforget.training.probe import fit_head
 from zeroforget.training.seeding import seeded
 
 MOST_EPOCHS = 500
 """So many epochs of a training are written down, the last ones."""
+LESS = 0.99
+"""Of two networks that are right as often the larger one must have at most this share of the other's loss."""
 PROBES = 4
 """Held-out pictures kept with a task, to prove its logits by."""
 
@@ -134,7 +135,7 @@ def lesson_of(
         if len(test.labels) == 0:
             raise ModelError(f"none of the pictures below {options.test} can be read")
     ready = lesson(
-        name, decoded, share=options.held_out, seed=options.seed, flip=options.flip, shift=shift,
+        name, decoded, share=options.held_out, seed=options.seed, flip=_flips(options, shape, start), shift=shift,
         selection=options.selection, test=test, normalized=start.normalization if start else given,
     )  # fmt: skip
     for note in ready.notes:
@@ -145,6 +146,13 @@ def lesson_of(
     )
     watch.say(f"{len(listing.classes)} classes ({named}): {parts}")
     return ready
+
+
+def _flips(options: Options, shape: Shape, start: Start | None) -> bool:
+    """Of a head alone that doubles the time, and made no difference on photos (`benchmarks/photos.py`)."""
+    if options.flip is not None:
+        return options.flip
+    return start is not None and start.frozen and options.adds and shape[0] == 3
 
 
 def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
@@ -243,51 +251,44 @@ class Learning:
         self.additions = self._different()
         self.candidates = tuple(Candidate(one.growth, one.rank) for one in self.additions)
         self.watch.adds(self.additions)
-        if self.start is not None and self.start.frozen and (not self.net.history or not self._adds()):
-            return self._fit_head()
-        grower = self._grower(self.candidates).to(self.options.device)
+        if self.start is not None and self.start.frozen:
+            return self._on_frozen()
+        grower = Lean(self.net, example(self.backbone), **self._growing()).to(self.options.device)
         log = self._train(grower)
         grower.to("cpu")
         return grower.net, log
 
-    def _adds(self) -> bool:
-        """Whether the task is to add more than a head."""
-        return self.options.growth is not None or self.options.budget is not None or self.options.rank > 0
+    def _growing(self) -> dict[str, Any]:
+        """How the method is to grow."""
+        tried = self.candidates if len(self.candidates) > 1 else ()
+        margin = self.options.margin if self.options.budget is None else 0.0
+        first = self.candidates[0]
+        return {
+            "start": self.backbone.start, "growth": first.growth, "rank": first.rank, "pairs": tried, "margin": margin
+        }  # fmt: skip
 
-    def _grower(self, candidates: Sequence[Candidate]) -> Lean:
-        """The method, over the network as it stands."""
-        return Lean(
-            self.net,
-            example(self.backbone),
-            start=self.backbone.start,
-            growth=candidates[0].growth,
-            rank=candidates[0].rank,
-            pairs=candidates if len(candidates) > 1 else (),
-            margin=self.options.margin if self.options.budget is None else 0.0,
-        )
-
-    @torch.no_grad()
-    def _fit_head(self) -> tuple[GrowingNetwork, FitLog]:
-        """A task whose features all are there: they are computed once, and its head is fitted to them."""
-        began, task = time.perf_counter(), self.ready.task
-        with seeded("learn", self.options.seed, self.number):
-            self.net.add_task(task.name, len(task.classes), self.candidates[0].growth, quiet=True)
-        net, prepare = self.net.eval(), preparation(self.ready.preprocessing)
-        extract = net.dense(self.number - 1).get_submodule("features").to(self.options.device)
+    def _on_frozen(self) -> tuple[GrowingNetwork, FitLog]:
+        """A head on features that all are there; or what the task adds to them, if that does better."""
+        task, options = self.ready.task, self.options
+        adds = bool(self.net.history) and options.adds
         self.watch.say(f"the features are frozen: computing those of {len(task.train) + len(task.val)} pictures once")
-        known = logits(extract, task.train, prepare, device=self.options.device)
-        train = choosing = (known, task.train.labels)
-        if task.val is not task.train:
-            choosing = (logits(extract, task.val, prepare, device=self.options.device), task.val.labels)
-        if self.options.flip:
-            mirrored = logits(lambda x: extract(x.flip(-1)), task.train, prepare, device=self.options.device)
-            train = (torch.cat([known, mirrored]), task.train.labels.repeat(2))
-        head = fit_head(train, choosing, len(task.classes))
-        net.heads[-1].get_parameter("weight").copy_(head.weight)
-        net.heads[-1].get_parameter("bias").copy_(head.bias)
-        log = FitLog(stopped="the head fits, and its features are frozen")
-        log.add(Epoch(0, 0.0, head.loss, head.loss, head.accuracy, time.perf_counter() - began), "last")
-        return net, log
+        with seeded("learn", options.seed, self.number):
+            plain = copy.deepcopy(self.net) if adds else self.net
+            growth = 0.0 if adds else self.candidates[0].growth
+            fitted = on_frozen(plain, self.ready, growth, flip=task.prepare.flip, device=options.device)
+        if not adds:
+            return fitted.net, fitted.log
+        grower = Added(self.net, example(self.backbone), fitted.head, **self._growing()).to(options.device)
+        log = self._train(grower)
+        grower.to("cpu")
+        before, after = fitted.log.epochs[0], log.epochs[log.best]
+        if (after.val_accuracy, -after.val_loss) > (before.val_accuracy, -LESS * before.val_loss):
+            return grower.net, log
+        self.watch.say(
+            f"nothing of it did better than the frozen features ({100 * after.val_accuracy:.1f} %, they have "
+            f"{100 * before.val_accuracy:.1f} % of the selection pictures): the task adds a head alone"
+        )
+        return fitted.net, replace(fitted.log, seconds=fitted.log.seconds + log.seconds)
 
     def write(self, net: GrowingNetwork, log: FitLog) -> TaskFacts:
         """The task becomes a part of the folder."""
@@ -354,14 +355,15 @@ class Learning:
             ) from error
 
     def _fit(self, grower: Tfm, training: Path) -> FitLog:
-        fit = Fit(self.options.regime(), self.options.seed, self.watch.training, training)
+        regime = self.options.regime(added=isinstance(grower, Added))
+        fit = Fit(regime, self.options.seed, self.watch.training, training)
         try:
             with seeded("learn", self.options.seed, self.number):
                 return grower.learn(self.ready.task, fit)
         except Diverged as error:
-            lower = min(self.options.lr / 10, Options.lr)
+            lower = min(regime.lr / 10, 0.02)
             raise Diverged(
-                f"training '{self.ready.task.name}' diverged at --lr {self.options.lr:g}: its loss is no number any "
+                f"training '{self.ready.task.name}' diverged at --lr {regime.lr:g}: its loss is no number any "
                 f"more. Try a lower one, such as --lr {lower:g}. The model is as it was"
             ) from error
 

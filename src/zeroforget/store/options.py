@@ -79,8 +79,12 @@ class Options:
         "What a later task may add, such as 5MB: tries it as growth, as rank and half as each, and keeps the best.",
     )
     margin: float = option(0.015, "How much accuracy a search may give up for a smaller growth.")
-    epochs: int = option(60, "Epochs at most.")
-    lr: float = option(0.02, "Learning rate to begin with.")
+    epochs: int | None = option(
+        None, "Epochs at most: 60 by default, and 10, all of them, for what a task adds to frozen features."
+    )
+    lr: float | None = option(
+        None, "Learning rate to begin with: 0.02 by default, and 0.002 for what a task adds to frozen features."
+    )
     batch_size: int = option(32, "Pictures in a step.")
     patience: int = option(4, "Epochs without a better loss on what is held out before the learning rate is divided.")
     seed: int = option(0, "Decides all that is random.")
@@ -89,7 +93,12 @@ class Options:
         0.15, "The share of the rest that chooses which weights are kept, and when to stop: the selection part."
     )
     test: Path | None = option(None, "A folder of class folders to measure by instead.")
-    flip: bool = option(False, "Also learn from pictures mirrored left to right.")
+    flip: bool | None = option(
+        None,
+        "Also learn from pictures mirrored left to right; by default only what is added to frozen features does, where "
+        "pictures are in color.",
+        flag="--flip/--no-flip",
+    )
     shift: int | None = option(
         None, "Also learn from pictures moved by so many pixels; by default a sixteenth of the size."
     )
@@ -136,6 +145,9 @@ class Options:
             )
         if not self.growths or any(not 0 <= g <= 4 for g in self.growths):
             raise BadOption("growth", f"is a share of the network, from 0 to 4, not {self.growth}")
+        for name in ("lr", "epochs"):
+            if (given := getattr(self, name)) is not None and given <= 0:
+                raise BadOption(name, f"must be positive, not {given}")
         self.regime()  # its own mistakes are found here, before any picture is read
 
     def _within(self, name: str, what: str, low: int, high: int, unit: str = "") -> None:
@@ -160,25 +172,33 @@ class Options:
         return Options(**chosen)
 
     @property
+    def adds(self) -> bool:
+        """Whether a later task is asked to add more than a head."""
+        return self.growth is not None or self.budget is not None or self.rank > 0
+
+    @property
     def growths(self) -> tuple[float, ...]:
         """Those to try."""
         if self.growth is None:
             return (GROWTH,)
         return (float(self.growth),) if isinstance(self.growth, (int, float)) else tuple(map(float, self.growth))
 
-    def regime(self) -> Regime:
-        """How to train."""
+    def regime(self, *, added: bool = False) -> Regime:
+        """How to train; what is added to frozen features starts from a head that fits, and moves less."""
         from zeroforget.training import Regime  # needs torch, which the command line's --help does not
 
+        rate, epochs, schedule = (0.002, 10, "cosine") if added else (0.02, 60, "patience")
+        rate, epochs = self.lr or rate, self.epochs or epochs
         return Regime(
             optimizer="sgd",
-            lr=self.lr,
+            lr=rate,
             options={"momentum": 0.9, "weight_decay": 1e-4},
             batch_size=self.batch_size,
-            epochs=1 if self.finish else self.epochs,
+            epochs=1 if self.finish else epochs,
+            schedule=schedule,
             patience=self.patience,
             keep="accurate",
-            min_lr=self.lr / 100,
+            min_lr=rate / 100,
             clip=5.0,
             device=self.device,
             precision=self.precision,

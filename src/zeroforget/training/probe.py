@@ -23,6 +23,8 @@ class Head:
     accuracy: float
     """On the selection part, before that was learned from as well."""
     loss: float
+    first: tuple[Tensor, Tensor]
+    """Weight and bias before the selection part was learned from as well."""
 
 
 def fit_head(train: tuple[Tensor, Tensor], selection: tuple[Tensor, Tensor], classes: int) -> Head:
@@ -35,18 +37,22 @@ def fit_head(train: tuple[Tensor, Tensor], selection: tuple[Tensor, Tensor], cla
     mean, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
     near = (selection[0] - mean) / scale
     found: list[tuple[float, float, float]] = []
+    heads = dict[float, tuple[Tensor, Tensor]]()
     weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
     for strength in STRENGTHS:  # from strong to weak, each from where the last one ended
         weight, bias = _fitted((x - mean) / scale, y, strength, weight, bias)
         scores = near @ weight.T + bias
+        heads[strength] = weight, bias
         right = float((scores.argmax(1) == selection[1]).double().mean())
         found.append((right, -float(F.cross_entropy(scores, selection[1])), strength))
     accuracy, loss, strength = max(found)
+    weight, bias = heads[strength]
+    first = weight / scale, bias - (weight / scale) @ mean
     if selection[0] is not train[0]:
         x, y = torch.cat([x, selection[0]]), torch.cat([y, selection[1]])
     weight, bias = _fitted((x - mean) / scale, y, strength, weight, bias)
     weight = weight / scale
-    return Head(weight, bias - weight @ mean, strength, accuracy, -loss)
+    return Head(weight, bias - weight @ mean, strength, accuracy, -loss, first)
 
 
 def _fitted(x: Tensor, y: Tensor, strength: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
