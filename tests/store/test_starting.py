@@ -193,7 +193,8 @@ def test_what_is_added_to_frozen_features_starts_from_their_head(data: Path, tmp
     assert (sum(facts.born.values()), facts.rank, facts.accuracy) == (0, 0, alone.accuracy)
     assert torch.equal(*(one.dense("high").get_submodule("head").weight for one in (model, other)))
     net, images = model.network(), torch.randn(8, 1, 8, 8)
-    head = fit_head(*[(torch.randn(20, 64), torch.arange(20) % 2)] * 2, 2)
+    known = torch.randn(20, 64), torch.arange(20) % 2
+    head = fit_head(known, known, 2)
     grower = Added(net, images, head, growth=0.2, rank=4)
     before = net.dense("high").get_submodule("features")(images) @ head.first[0].T + head.first[1]
     grower.add_task(TaskSpec("new", 2))
