@@ -8,6 +8,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
     <!-- kept results/NAME.json -->                         what must be kept to serve all tasks, and to learn the next
     <!-- picture KIND results/NAME.json ... -->             averages, course, kept, ... see `benchmarks/pictures.py`
+    <!-- overheads NETWORK TASKS -->                        a picture of what methods keep beside a network
     <!-- board results/NAME.json -->                        a row a method: accuracy, cost, seeds, commit, command
     <!-- steps results/NAME.json ... -->                    the time of a learning step, see `benchmarks/step_tables.py`
     <!-- epochs results/NAME.json -->                       the time of an epoch of the training loop
@@ -43,7 +44,7 @@ from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|options) "
+    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|options|overheads) "
     r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -69,6 +70,8 @@ def drawn(text: str) -> dict[str, str]:
     for match in BLOCK.finditer(text):
         kind, *words = match[3].split()
         names = _names(words)
+        if match[2] == "overheads":
+            found[_overheads(kind, words)] = pictures.overheads(kind, int(words[0]))
         if match[2] == "picture" and not _missing(names):
             with suppress(pictures.Lacking):  # the page says what
                 found[_file(kind, names)] = _picture(kind, words)
@@ -84,9 +87,16 @@ def _picture(kind: str, words: list[str]) -> str:
     return pictures.PICTURES[kind](_runs(first, words), *(archive.load(ROOT / name) for name in others))
 
 
+def _overheads(network: str, words: list[str]) -> str:
+    return f"overheads-{network}-{words[0]}.svg"
+
+
 def _body(block: str, words: list[str], beside: str) -> str:
     if block == "options":
         return learn_options()
+    if block == "overheads":
+        said = f"What methods keep beside {words[0]} after each of {words[1]} tasks"
+        return f"![{said}]({beside}/{_overheads(words[0], words[1:])})"
     names = _names(words)
     if missing := _missing(names):
         return _no_results(missing)

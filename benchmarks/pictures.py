@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from zeroforget.experiments import costs as spending
+from zeroforget.experiments import overheads as counted
 from zeroforget.experiments import paper, tables
 from zeroforget.experiments.report.theme import DARK, LIGHT, METHODS_DARK, METHODS_LIGHT
 from zeroforget.experiments.results import Results, mean
@@ -186,6 +187,44 @@ def memory(runs: Runs) -> str:
         marks.append(text(left, 40, f"{average:.1f} % on average after all {count} tasks", "quiet"))
         marks.append(text(left + 150, 372, "tasks learned", "quiet", "middle"))
     return svg(386, f"Accuracy of every task on {runs[0].scenario}, by zeroforget and by fine-tuning", marks)
+
+
+OVERHEADS = ("imm-mode", "ewc", "lwf", "packnet", "pnn", "lean", "hat", "tfm")
+"""The methods of the picture of overheads: those whose curves differ."""
+
+
+def overheads(network: str, tasks: int) -> str:
+    """What methods keep beside a network while they learn, after each of so many tasks: the paper's Figure 1.
+
+    Counted from shapes alone, without results.
+    """
+    found = {cost.method: cost for cost in counted.costs(network, tasks, methods=OVERHEADS)}
+    curves = {  # a method that keeps nothing yet has no point
+        name: {k: math.log10(bits / 8) for k, bits in enumerate(found[name].training) if bits} for name in OVERHEADS
+    }
+    size = math.log10(4 * counted.measured(network)[2].weights)
+    values = [size, *(value for curve in curves.values() for value in curve.values())]
+    upward = Scale(min(values) - 0.1, max(values) + 0.1, 330, 20)
+    step = (WIDTH - 70 - 190) / max(1, tasks - 1)
+    marks = []
+    for power in range(math.ceil(upward.low), math.floor(upward.high) + 1):
+        marks += [line(70, upward(power), WIDTH - 190, upward(power), "grid")]
+        marks.append(text(62, upward(power), _unit(10.0**power, "B"), "quiet", "end"))
+    marks += [
+        line(70, upward(size), WIDTH - 190, upward(size), "span"),
+        text(76, upward(size) + 10, "the network", "quiet"),
+    ]
+    marks += [text(70 + k * step, 350, str(k + 1), "quiet", "middle") for k in range(tasks)]
+    marks.append(text(70 + (tasks - 1) * step / 2, 372, "tasks learned", "quiet", "middle"))
+    ends = _apart([upward(curve[tasks - 1]) for curve in curves.values()])
+    for hue, (name, curve), end in zip([0, 2, 3, 4, 5, 6, 7, 1], curves.items(), ends, strict=True):
+        points = [(70 + k * step, upward(value)) for k, value in curve.items()]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        marks += [f'<polyline class="l{hue}" points="{path}"/>', line(*points[-1], WIDTH - 166, end, f"l{hue}")]
+        marks += [dot(*points[-1], f"m{hue}")]
+        title = tables.TITLES.get(name, name)
+        marks.append(text(WIDTH - 162, end, f"{title} {_unit(float(f'{10 ** curve[tasks - 1]:.2g}'), 'B')}"))
+    return svg(386, f"Bytes kept beside {network} to learn the next task", marks)
 
 
 def _mean_course(runs: Runs) -> list[float]:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import fill_docs, pictures
 from tests.experiments.helpers import results
-from zeroforget.experiments import archive
+from zeroforget.experiments import archive, overheads
 from zeroforget.experiments.results import Results
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -175,3 +175,11 @@ def test_what_was_tuned_is_told() -> None:
 def test_committed_pictures_are_those_of_the_committed_results(page: Path) -> None:
     for name, picture in fill_docs.drawn(page.read_text()).items():
         assert (fill_docs.ROOT / fill_docs.PICTURES / name).read_text() == picture, "run python -m benchmarks.fill_docs"
+
+
+def test_overheads_are_drawn_as_they_are_counted() -> None:
+    picture = pictures.overheads("lenet", 3)
+    found = {cost.method: cost.training[-1] / 8 for cost in overheads.costs("lenet", 3, methods=pictures.OVERHEADS)}
+    assert f"EWC {found['ewc'] / 1e6:.2g} MB" in picture
+    assert f"TFM {found['tfm'] / 1e3:.2g} kB" in picture
+    assert picture.count("<polyline") == len(pictures.OVERHEADS)
