@@ -107,7 +107,8 @@ def _kept(facts: TaskFacts) -> str:
     by = f"{100 * selection['accuracy']:.1f} % of {selection['pictures']} selection pictures" if selection else ""
     if about["epochs"] == 1 and about.get("frozen"):
         return f"head on frozen features{f': {by}' if by else ''}"
-    return f"kept epoch {about['kept'] + 1} of {about['epochs']}{f' ({by})' if by else ''}; stopped: {about['stopped']}"
+    kept = f"kept {'a head on the features of ' if about.get('refitted') else ''}epoch {about['kept'] + 1}"
+    return f"{kept} of {about['epochs']}{f' ({by})' if by else ''}; stopped: {about['stopped']}"
 
 
 def _stopped(path: Path, model: Model, task: str) -> str:

@@ -33,11 +33,11 @@ class Fitted:
 
 
 @torch.no_grad()
-def on_frozen(net: GrowingNetwork, ready: Lesson, growth: Growth, *, flip: bool, device: str) -> Fitted:
+def on_frozen(net: GrowingNetwork, ready: Lesson, growth: Growth, *, device: str) -> Fitted:
     """Begin the task on this network, and fit its head; nothing else moves."""
     began, task = time.perf_counter(), ready.task
     net.add_task(task.name, len(task.classes), growth, quiet=True)
-    head = fit_newest(net.eval(), ready, flip=flip, device=device)
+    head = fit_newest(net.eval(), ready, device=device)
     place(net, head.weight, head.bias)
     log = FitLog(stopped="the head fits, and its features are frozen")
     log.add(Epoch(0, 0.0, head.loss, head.loss, head.accuracy, time.perf_counter() - began), "last")
@@ -45,14 +45,14 @@ def on_frozen(net: GrowingNetwork, ready: Lesson, growth: Growth, *, flip: bool,
 
 
 @torch.no_grad()
-def fit_newest(net: GrowingNetwork, ready: Lesson, *, flip: bool, device: str) -> Head:
+def fit_newest(net: GrowingNetwork, ready: Lesson, *, device: str) -> Head:
     """A head for the newest task, fitted to its features as they are now."""
     task, prepare = ready.task, preparation(ready.preprocessing)
     extract = net.dense(len(net.history) - 1).get_submodule("features").to(device)
     train = choosing = (logits(extract, task.train, prepare, device=device), task.train.labels)
     if task.val is not task.train:
         choosing = (logits(extract, task.val, prepare, device=device), task.val.labels)
-    if flip:
+    if task.prepare.flip:
         mirrored = logits(lambda x: extract(x.flip(-1)), task.train, prepare, device=device)
         train = (torch.cat([train[0], mirrored]), task.train.labels.repeat(2))
     return fit_head(train, choosing, len(task.classes))

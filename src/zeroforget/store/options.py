@@ -197,7 +197,7 @@ class Options:
             epochs=1 if self.finish else epochs,
             schedule=schedule,
             patience=self.patience,
-            keep="accurate",
+            keep="best" if added else "accurate",
             min_lr=rate / 100,
             clip=5.0,
             device=self.device,
