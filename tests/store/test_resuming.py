@@ -124,7 +124,7 @@ def test_what_differs_is_named(model: Model, data: Path) -> None:
     assert told(model, data / "high", "another", **LATER) == kept
     assert told(model, data / "low", "high", **LATER) == f"{given_up}the pictures are others"
     said = told(model, data / "high", "high", **(LATER | {"seed": 3, "lr": 0.5}))
-    assert said == f"{given_up}lr was 0.02 and is 0.5, seed was 0 and is 3"
+    assert said == f"{given_up}lr was the default and is 0.5, seed was 0 and is 3"
     with pytest.raises(ModelError, match=r"no interrupted training .* to finish: lr was .* and is 0.5"):
         model.learn(data / "high", "high", **(LATER | {"lr": 0.5, "finish": True}))
     model.undo()

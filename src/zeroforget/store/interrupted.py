@@ -74,6 +74,7 @@ def planned(training: Path) -> dict[str, Any]:
 def shared(options: Options) -> dict[str, str]:
     """The options that an interrupted training must share with the one that goes on."""
     chosen = {each.name: str(getattr(options, each.name)) for each in fields(options) if each.name not in _ANY}
+    chosen = {name: "the default" if value == "None" else value for name, value in chosen.items()}
     return chosen | {"growth": str(GROWTH if options.growth is None else options.growth)}
 
 
