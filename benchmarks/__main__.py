@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.memory import peak
-from benchmarks.steps import CLASSES, Work, contestants, facts_of, sgd, step_of
+from benchmarks.steps import CLASSES, RANK, Work, contestants, facts_of, sgd, step_of
 from benchmarks.timing import captured, medians
 from zeroforget.data import Split, Task, scenario
 from zeroforget.methods.finetuning import Finetuning
@@ -36,6 +36,7 @@ SIZES = {
 
 def step_ratios(device: str) -> Iterator[Row]:
     """A step of each kind against a step of fine-tuning."""
+    leaning = f"tfm/8, rank {RANK}"
     for title, (network, shape, width, batch) in SIZES.items():
         for frozen in (0.95, 0.5):
             work = Work(network, shape, width, batch, device, align=[8])
@@ -43,8 +44,8 @@ def step_ratios(device: str) -> Iterator[Row]:
             for name, ms in times.items():
                 if name != "finetuning":
                     yield f"{title}; {frozen:.0%} frozen: {name} / finetuning", ms / times["finetuning"]
-            between = times["tfm/8"] / times["tfm-nofn/8"]
-            yield f"{title}; {frozen:.0%} frozen: with normalization / without", between
+            for what, one, other in (("normalization", "tfm/8", "tfm-nofn/8"), (f"rank {RANK}", leaning, "tfm/8")):
+                yield f"{title}; {frozen:.0%} frozen: with {what} / without", times[one] / times[other]
 
 
 def inference_ratio(device: str) -> Iterator[Row]:

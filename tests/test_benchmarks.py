@@ -32,7 +32,12 @@ def test_make_bench_measures_every_step_against_fine_tuning(monkeypatch: pytest.
     monkeypatch.setattr(bench, "medians", once)
     rows = dict(bench.step_ratios("cpu"))
     sides = ["first task / finetuning", "floor / finetuning", "naive / finetuning", "tfm-nofn/8 / finetuning"]
-    sides += ["tfm/8 / finetuning", "tfm/8, rank 16 / finetuning", "with normalization / without"]
+    sides += [
+        "tfm/8 / finetuning",
+        "tfm/8, rank 16 / finetuning",
+        "with normalization / without",
+        "with rank 16 / without",
+    ]
     assert rows == {f"small; {frozen} frozen: {side}": 1.0 for frozen in ("95%", "50%") for side in sides}
 
 
