@@ -31,7 +31,7 @@ from zeroforget.data import Preparation
 from zeroforget.store import Model, open_model
 from zeroforget.store.pictures import list_pictures, read_pictures
 from zeroforget.store.weights import read_weights
-from zeroforget.training.evaluate import interval
+from zeroforget.training.intervals import interval
 
 LEARNED = 40
 """Photos a class to learn from; the others test."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zeroforget.growing.layers import GrowingLayer
+from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.adopt import adopt
 
@@ -157,8 +157,13 @@ def test_a_fingerprint_sees_every_bit_and_only_those_of_its_task() -> None:
     assert net.fingerprint("first") == first != second
     learn(net, "third")
     assert [net.fingerprint(task) for task in ("first", "second")] == [first, second]
-    with torch.no_grad():  # as `net.apply(init)` might
-        norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    reached = [m for m in net.modules() if isinstance(m, (nn.BatchNorm2d, nn.Linear))]
+    with torch.no_grad():
+        layer = next(m for m in net.modules() if isinstance(m, GrowingNorm))
+        norm = layer.tasks[0]
+        assert norm not in reached, "net.apply(init) reaches the newest task alone"
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
         norm.running_mean[0] = torch.nextafter(norm.running_mean[0], torch.tensor(9.0))
     assert net.fingerprint("first") != first
     assert net.fingerprint("second") == second

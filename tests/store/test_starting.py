@@ -20,7 +20,7 @@ from zeroforget.store import Model, ModelError, Watch, open_model
 from zeroforget.store.folder import BORN
 from zeroforget.store.frozen_features import Added
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
-from zeroforget.training.evaluate import interval
+from zeroforget.training.intervals import interval
 from zeroforget.training.probe import fit_head
 
 MADE = {"network": "small", "size": 8, "gray": True}

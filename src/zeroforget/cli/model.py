@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
 DIGITS = 16
 FEW_LAYERS = 12
-"""`tasks` shows the features of each layer unasked if there are no more than this."""
+"""`tasks` shows the features of each layer unasked if there are no more layers or tasks than this."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -187,19 +188,18 @@ def tasks_command(
     as_json: Json = False,
 ) -> None:
     """List a model's tasks: classes, accuracy, features, what each added and when."""
-    from zeroforget.store import open_model
+    from zeroforget.store.folder import Folder  # of a model's JSON alone: without torch
     from zeroforget.store.printed import accuracy_of
 
-    opened = open_model(model)
-    opened.head  # noqa: B018 - says so if there is no model
+    chain = Folder(model).read()
     if as_json:
-        put_json(json.dumps([task.to_json() | {"hash": task.hash} for task in opened.tasks], indent=1))
+        put_json(json.dumps([task.to_json() | {"hash": task.hash} for task in chain.tasks], indent=1))
         return
     table = table_of(
         "task", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes", "operations")), "born"
     )
     total = 0
-    for task in opened.tasks:
+    for task in chain.tasks:
         added = sum(task.born.values())
         total += added
         table.add_row(
@@ -207,22 +207,22 @@ def tasks_command(
             f"{task.operations / 1e6:,.2f} M", task.learned.replace("T", " ")[:16],
         )  # fmt: skip
     show(table)
-    if opened.tasks and (layers or len(opened.tasks[0].born) <= FEW_LAYERS):
+    few = chain.tasks and max(len(chain.tasks), len(chain.tasks[0].born)) <= FEW_LAYERS
+    if chain.tasks and (layers or few):
         console().print()
-        show(_layers(opened.tasks))
-    backbone, whole = opened.backbone, opened.bytes
+        show(_layers(chain.tasks))
+    backbone, whole = chain.model.backbone, Folder(model).size(chain)
     sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
     library, width = backbone.library, backbone.options.get("width", 1.0)
     network = f"{backbone.network} at width {width:g}" if library is None else f"{backbone.network} {library.version}"
-    say(f"\n{network}, {sides}; {whole:,} bytes; {opened.head[:16]}")
+    say(f"\n{network}, {sides}; {whole:,} bytes; {chain.head[:16]}")
 
 
 def _layers(tasks: Sequence[TaskFacts]) -> Table:
     """Features of each layer after each task."""
     table = table_of("features of", *(f">{task.name}" for task in tasks))
     for axis in tasks[0].born:
-        widths = [sum(task.born.get(axis, 0) for task in tasks[: place + 1]) for place in range(len(tasks))]
-        table.add_row(shown(axis), *map(str, widths))
+        table.add_row(shown(axis), *map(str, accumulate(task.born.get(axis, 0) for task in tasks)))
     return table
 
 

@@ -31,7 +31,9 @@ def _text(values: Mapping[str, Any]) -> bytes:
 
 def sealed(values: Mapping[str, Any]) -> bytes:
     """The file's bytes: the values and, last, the hash of the text without it."""
-    return _text({**values, "seal": sha256(_text(values))})
+    text = _text(values)
+    seal = f'"seal": "{sha256(text)}"\n}}\n'.encode()
+    return text.removesuffix(b"\n}\n") + b",\n " + seal if values else b"{\n " + seal
 
 
 def unsealed(

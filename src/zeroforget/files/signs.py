@@ -6,6 +6,7 @@ Control signs move the cursor, colour or rename a window; bidirectional ones sho
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _BIDIRECTIONAL = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff{_BIDIRECTIONAL}]")
@@ -42,3 +43,8 @@ def _escape(sign: str) -> str:
         return f"\\u{code:04x}"
     code -= 0x10000
     return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+def composed(name: str) -> str:
+    """A name with each accent in its letter, where there is such a letter (NFC)."""
+    return unicodedata.normalize("NFC", name)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.axes.labels import Label, births_of
+from zeroforget.growing.per_task import PerTask, seal
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.operators.fused import Plan, fits, fused
 from zeroforget.operators.places import Places, select
@@ -18,22 +19,6 @@ from zeroforget.operators.plain import Geometry, Scaling, apply, autocast_dtype,
 from zeroforget.operators.reference import Affine, positions
 
 Births = Mapping[str, Tensor]
-
-
-def seal(module: nn.Module) -> None:
-    """Turn a module's parameters into buffers: it works as before, but no optimizer can find it."""
-    for part in module.modules():
-        for name, parameter in list(part._parameters.items()):
-            del part._parameters[name]
-            part.register_buffer(name, None if parameter is None else parameter.detach().clone())
-
-
-def unseal(module: nn.Module, like: nn.Module) -> None:
-    """Undo `seal`: what is a parameter in `like` is one again."""
-    for part, model in zip(module.modules(), like.modules(), strict=True):
-        for name in model._parameters:
-            value = part._buffers.pop(name)
-            part.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -81,7 +66,7 @@ class GrowingLayer(nn.Module):
         self.grown = weight
         self.grown_bias = bias
         self.fn = fn
-        self.norms = nn.ModuleList()
+        self.norms = PerTask()
         self.may_fold = True
         """False where the network overwrites this layer's output in place, which folding needs for backward."""
         self.folds = True
@@ -118,9 +103,6 @@ class GrowingLayer(nn.Module):
 
     def add_task(self, births: Births, task: int) -> None:
         """A feature normalization for the newest task; its tensors have already grown."""
-        for norm in self.norms:
-            if norm._parameters:
-                seal(norm)
         out = births_of(self.grown.labels[0], births)
         covered = {"none": out < 0, "reused": out < task, "all": out <= task}[self.fn]
         self.norms.append(FeatureNorm(Places.where(covered), self.grown.value))
@@ -131,9 +113,7 @@ class GrowingLayer(nn.Module):
 
     def drop_task(self) -> None:
         """Forget the newest task's feature normalization; the one before is open again."""
-        like = self.norms[-1]
-        del self.norms[-1]
-        unseal(self.norms[-1], like)
+        self.norms.drop()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as torch's layers call it
         """The newest task's output, differentiable in its newborn parts."""
@@ -298,7 +278,7 @@ class GrowingNorm(nn.Module):
     def __init__(self, plain: nn.Module, labels: Mapping[str, tuple[Label, ...]]) -> None:
         super().__init__()
         self.labels = dict(labels)
-        self.tasks = nn.ModuleList()
+        self.tasks = PerTask()
         self.frozen = {name for name, p in plain.named_parameters() if not p.requires_grad}
         """Parameters that were given as constants: they stay what they are in the first task."""
         self.tied = {name: id(p) for name, p in plain.named_parameters()}
@@ -317,8 +297,6 @@ class GrowingNorm(nn.Module):
         before = self.tasks[-1] if len(self.tasks) else self.given
         assert before is not None
         source = dict([*before.named_parameters(), *before.named_buffers()])
-        if task > 0:
-            seal(before)
         new = copy.deepcopy(self.template)
         for name, labels in self.labels.items():
             where = [births_of(label, births) for label in labels]
@@ -350,9 +328,7 @@ class GrowingNorm(nn.Module):
 
     def drop_task(self) -> None:
         """Forget the newest task's normalization; the one before is open again."""
-        like = self.tasks[-1]
-        del self.tasks[-1]
-        unseal(self.tasks[-1], like)
+        self.tasks.drop()
         self._freeze()
 
     def _freeze(self) -> None:
@@ -373,6 +349,13 @@ class GrowingNorm(nn.Module):
                     value = part._buffers.pop(name)
                     part.register_parameter(name, None if value is None else nn.Parameter(value))
         return plain
+
+    def fill(self, task: int, plain: nn.Module) -> None:
+        """Give a plain copy of one task's layer another task's numbers."""
+        for part, kept in zip(plain.modules(), self.tasks[task].modules(), strict=True):
+            held = own_tensors(part)
+            for name, value in own_tensors(kept).items():
+                held[name].copy_(value)
 
 
 def tie(norms: Iterable[GrowingNorm]) -> None:

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
-from zeroforget.axes.inputs import Batch, Several, as_batch, unpacks
-from zeroforget.axes.labels import births_of, label_size
-from zeroforget.axes.plain_modules import (
-    hollow,
-    laid_out,
-    layout_of,
-    remembered_sizes,
-    replace,
-    replace_kept,
-    set_tensor,
-)
+from zeroforget.axes.inputs import Batch, as_batch, unpacks
+from zeroforget.axes.labels import births_of
+from zeroforget.axes.plain_modules import hollow, layout_of
 from zeroforget.growing import user_buffers as own
 from zeroforget.growing.births import states
 from zeroforget.growing.convert import live
+from zeroforget.growing.dense import CutFrom
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.growth import Growth, GrowthLimits, GrowthOverhead, TaskRecord, as_classes, as_growth, whole
-from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, seal, tie, unseal
-from zeroforget.growing.printed import Printed
+from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, tie
+from zeroforget.growing.per_task import PerTask
 from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_samples, leading, ranks_of
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
@@ -38,7 +30,7 @@ from zeroforget.growing.transaction import all_or_nothing
 _CACHED = 4  # dense networks kept for `forward`, the latest made
 
 
-class GrowingNetwork(Printed):
+class GrowingNetwork(CutFrom):
     """A feature extractor with a head for each task. Make one with `zeroforget.grow`.
 
     Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
@@ -66,14 +58,15 @@ class GrowingNetwork(Printed):
         self.rank = as_rank(rank)
         self.history: list[TaskRecord] = []
         self._births: dict[str, Tensor] = {axis: torch.zeros(0, dtype=torch.int64) for axis in axes.sizes}
+        self._numbers_of: dict[str, int] = {}
         self._shares: list[dict[str, float]] = []
         self._cache: OrderedDict[int, nn.Module] = OrderedDict()
         # Other threads may ask for earlier tasks at any time; while the network changes its form they wait.
         self.lock = threading.RLock()
-        self.heads = nn.ModuleList()
+        self.heads = PerTask()
         self._begun: Begun | None = None  # of the newest head
         body, self.loose, self._homes = live(net, axes, fn)
-        self.extras = nn.ModuleList()
+        self.extras = PerTask()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net, constants=True),)
         self._channels_last = layout_of(net) == torch.channels_last
@@ -103,9 +96,6 @@ class GrowingNetwork(Printed):
             return dict.fromkeys(self._births, 0)
         return self._widths(len(self.history) - 1 if task is None else self.number(task))
 
-    def _widths(self, task: int) -> dict[str, int]:
-        return {axis: int((births <= task).sum()) for axis, births in self._births.items()}
-
     def masks(self, task: str | int) -> dict[str, Tensor]:
         """Axis → the ternary mask of a task: 0 masked, 1 forward only, 2 normal (`State` names them)."""
         number = self.number(task)
@@ -113,8 +103,8 @@ class GrowingNetwork(Printed):
 
     def number(self, task: str | int) -> int:
         """A task's number, counted from 0."""
-        if isinstance(task, str) and task in self.tasks:
-            return self.tasks.index(task)
+        if isinstance(task, str) and task in self._numbers_of:
+            return self._numbers_of[task]
         if (number := whole(task)) is not None and 0 <= number < len(self.history):
             return number
         known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
@@ -192,7 +182,7 @@ class GrowingNetwork(Printed):
         """The shares and widths that `add_task` with these arguments would lead to; every mistake is found here."""
         if not isinstance(name, str) or not name:
             raise ValueError(f"a task needs a name, not {name!r}")
-        if name in self.tasks:
+        if name in self._numbers_of:
             raise ValueError(f"there is a task '{name}' already; choose another name")
         as_classes(classes)
         self._wanted_rank(rank)
@@ -230,7 +220,6 @@ class GrowingNetwork(Printed):
         (`leaning()` lists them). Given some `images` of the task, a few hundred inputs as the network takes them, steps
         begin in the directions in which each layer's inputs are largest, else in random ones.
         """
-        task = len(self.history)
         self._withdraw()
         shares, widths = self.plan(name, classes, growth, rank)
         count, names = as_classes(classes)
@@ -238,17 +227,41 @@ class GrowingNetwork(Printed):
         warn_if_untouched(self.heads, self._begun, self.tasks)
         if not quiet:
             self.limits.warn_if_idle(record.growth, self.widths(), widths)
-        for axis, width in widths.items():
+        self._begin(record, shares, widths)
+        if record.rank:
+            self._lean(record.rank, images)
+        self._begun = fresh(self.heads)
+
+    @torch.inference_mode(False)
+    @all_or_nothing
+    def replay(self, records: Iterable[TaskRecord]) -> None:
+        """Begin tasks as they were begun, without numbers of their own: these are put in afterwards."""
+        for record in records:
+            shares, widths = self.plan(record.name, record.classes, record.growth, record.rank)
+            self._begin(record, shares, widths, draw=False)
+            if record.rank:
+                for tensor in self.tensors():
+                    tensor.advance(len(self.history) - 1)
+                self._lean(record.rank, None, draw=False)
+        for tensor in self.tensors():
+            tensor.advance(len(self.history) - 1)
+        if self.history:
+            self._begun = fresh(self.heads)
+
+    def _begin(
+        self, record: TaskRecord, shares: dict[str, float], widths: dict[str, int], *, draw: bool = True
+    ) -> None:
+        """The structure of a task. Without draws, what does not grow stays behind: `advance` is for the end."""
+        task = len(self.history)
+        wider = not task or any(width > len(self._births[axis]) for axis, width in widths.items())
+        for axis, width in widths.items() if wider else ():
             old = self._births[axis]
             self._births[axis] = torch.cat([old, torch.full((width - len(old),), task, dtype=torch.int64)])
-        for tensor in self.tensors():
-            if task == 0:
-                tensor.begin(self._births)
-            else:
-                tensor.grow(self._births, task, bridge=1.0 if self.bridge == "random" else 0.0)
+        bridge = None if not draw else 1.0 if self.bridge == "random" else 0.0
+        for tensor in self.tensors() if wider or draw else ():
+            tensor.grow(self._births, task, bridge=bridge) if task else tensor.begin(self._births)
         if self.history:
             self.extras.append(own.kept(self.body))
-        widths = self._widths(task)
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
                 module.add_task(self._births, task)
@@ -258,15 +271,12 @@ class GrowingNetwork(Printed):
                     self._births, task, {n: self._numbers(own.joined(path, n), m, widths) for n, m in parts}
                 )
         tie(self._norms())
-        self._resize(task)
-        if task > 0:
-            seal(self.heads[-1])
+        if wider:
+            self._resize(task, self._filled)
         self.history.append(record)
+        self._numbers_of[record.name] = task
         self._shares.append(shares)
         self.heads.append(self._new_head(record.classes))
-        if record.rank:
-            self._lean(record.rank, images)
-        self._begun = fresh(self.heads)
 
     def _wanted_rank(self, rank: Rank | None) -> Any:
         """The rank of the next task, in Python's own numbers; every mistake is found here."""
@@ -280,16 +290,16 @@ class GrowingNetwork(Printed):
         ranks_of(wanted, dict.fromkeys(self.leaning(), 1))
         return wanted
 
-    def _lean(self, rank: Any, images: Tensor | None) -> None:
+    def _lean(self, rank: Any, images: Tensor | None, *, draw: bool = True) -> None:
         """Give the newest task rank births, aimed at what its images have most of."""
         weights = self.leaning()
         ranks = ranks_of(rank, {name: min(weight.old_block()) for name, weight in weights.items()})
         for name, wanted in ranks.items():
             if wanted:
-                weights[name].lean(wanted)
+                weights[name].lean(wanted, draw=draw)
         if images is not None:
             with torch.no_grad():
-                samples = input_samples(self._cut(len(self.history) - 1), images)
+                samples = input_samples(self.cut(len(self.history) - 1), images)
                 for name, birth in self._rank_births(len(self.history) - 1).items():
                     if name in samples:
                         inputs = weights[name].old_inputs(samples[name])
@@ -304,10 +314,8 @@ class GrowingNetwork(Printed):
         if len(self.history) == 1:
             raise ValueError("the first task cannot be dropped: it is what the network is made of; grow a new one")
         task = len(self.history) - 1
-        like = self.heads[-1]
-        del self.heads[-1]
+        self.heads.drop()
         self._begun = None
-        unseal(self.heads[-1], like)
         for module in self.body.modules():
             if isinstance(module, (GrowingLayer, GrowingNorm)):
                 module.drop_task()
@@ -315,10 +323,10 @@ class GrowingNetwork(Printed):
         for tensor in self.tensors():
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
-        self._resize(task - 1)
+        self._resize(task - 1, self._filled)
         own.put_back(self.body, self.extras[-1])
-        del self.extras[-1]
-        self.history.pop()
+        self.extras.drop()
+        del self._numbers_of[self.history.pop().name]
         self._shares.pop()
         self.forget_dense()
 
@@ -423,26 +431,7 @@ class GrowingNetwork(Printed):
             if number == len(self.history) - 1:
                 warn_if_untouched(self.heads, self._begun, self.tasks)
                 own.warn_if_moved(self.body, self._skeleton[0])
-            return self._cut(number)
-
-    def _cut(self, number: int) -> nn.Module:
-        features = copy.deepcopy(self._skeleton[0])
-        made: dict[int, nn.Module] = {}
-        widths = self._widths(number)
-        for path, module in list(features.named_modules(remove_duplicate=False)):
-            if id(module) not in made:
-                made[id(module)] = self._plain(module, path, number, widths)
-            if made[id(module)] is not module:
-                features = replace(features, path, made[id(module)])
-        replace_kept(features, made)
-        head = copy.deepcopy(self.heads[number])
-        for name in ("weight", "bias"):
-            value = getattr(head, name)
-            head._buffers.pop(name, None)
-            head.register_parameter(name, nn.Parameter(value.detach().clone()))
-        row = Several if unpacks(features) else nn.Sequential
-        whole = row(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
-        return laid_out(whole, torch.channels_last if self._channels_last else torch.contiguous_format)
+            return self.cut(number)
 
     def fingerprint(self, task: str | int) -> str:
         """A short name for every bit of the state dict of `dense(task)`: written down when a task is learned, it tells
@@ -464,41 +453,6 @@ class GrowingNetwork(Printed):
     def _norms(self) -> Iterator[GrowingNorm]:
         return (module for module in self.body.modules() if isinstance(module, GrowingNorm))
 
-    def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
-        """The sizes that the module at `path` remembers where the axes have these widths."""
-        prefix = f"{path}." if path else ""
-        held = [n for n, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
-        shapes = {
-            n: tuple(label_size(label, widths) for label in self.axes.tensors[prefix + n])
-            for n in held
-            if prefix + n in self.axes.tensors
-        }
-        told = {
-            attribute: tuple(label_size(label, widths) for label in labels)
-            for (where, attribute), labels in self.axes.attributes.items()
-            if where == path
-        }
-        return remembered_sizes(module, shapes, told)
-
-    def _resize(self, task: int) -> None:
-        """Modules of the user's own remember the sizes of a task."""
-        widths = self._widths(task)
-        for path, module in self._skeleton[0].named_modules():
-            live = self._live(path)
-            if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
-                for attribute, value in self._numbers(path, module, widths).items():
-                    setattr(live, attribute, value)
-        own.resize(self.body, self.axes.tensors, self._births, task, self._filled)
-
-    def _live(self, path: str) -> nn.Module | None:
-        """The live module at a path of the plain network; none for the parts of a normalization layer."""
-        live: nn.Module = self.body
-        for name in path.split(".") if path else []:
-            if isinstance(live, (GrowingLayer, GrowingNorm)):
-                return None
-            live = live.get_submodule(name)
-        return live
-
     def _inject(self) -> None:
         """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts. They stay
         until the next step or copy: a backward that computes activations again needs them."""
@@ -510,35 +464,6 @@ class GrowingNetwork(Printed):
     def _withdraw(self) -> None:
         for path, name in self._homes.values():
             self.body.get_submodule(path).__dict__.pop(name, None)
-
-    def _plain(self, module: nn.Module, path: str, task: int, widths: Mapping[str, int]) -> nn.Module:
-        """A task's own version of a module of the skeleton: changed in place, or another one for a normalization."""
-        live = self._live(path)
-        if live is None:
-            return module
-        if isinstance(live, GrowingNorm):
-            return live.dense(task)
-        if isinstance(live, GrowingLayer):
-            weight, bias = live.dense(task)
-            set_tensor(module, "weight", weight)
-            if bias is not None:
-                set_tensor(module, "bias", bias)
-        else:
-            for name in list(module._parameters):
-                if _key(path, name) in self.loose:
-                    tensor = self.loose[_key(path, name)]
-                    assert isinstance(tensor, GrowingTensor)
-                    set_tensor(module, name, tensor.at(task))
-            kept = self.extras[task] if task < len(self.extras) else None
-            for name, buffer in live._buffers.items():
-                value = buffer if kept is None else kept._buffers.get(_key(path, name))
-                if value is None:
-                    module._buffers[name] = None
-                else:
-                    set_tensor(module, name, value.clone())
-        for attribute, value in self._numbers(path, module, widths).items():
-            setattr(module, attribute, value)
-        return module
 
     def user_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers of the user's own modules, by the names that they have in `extras`."""
@@ -587,12 +512,14 @@ class GrowingNetwork(Printed):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.lock = threading.RLock()
+        self._numbers_of = {record.name: number for number, record in enumerate(self.history)}
+        for module in [self, *self.body.modules()]:  # what was pickled before had lists of modules here
+            for name, part in list(module._modules.items()):
+                ours = module is self or isinstance(module, (GrowingLayer, GrowingNorm))
+                if ours and isinstance(part, nn.ModuleList):
+                    module._modules[name] = PerTask(part)
 
 
 def _forget_cache(module: nn.Module, _keys: Any) -> None:
     assert isinstance(module, GrowingNetwork)
     module.forget_dense()
-
-
-def _key(path: str, name: str) -> str:
-    return own.key(own.joined(path, name))

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from zeroforget.growing.per_task import PerTask
+
 Begun = tuple[int, Tensor, int]
 _steps = 0  # of all optimizers
 
 
-def fresh(heads: nn.ModuleList) -> Begun:
+def fresh(heads: PerTask) -> Begun:
     """What tells later whether anybody has written to the newest head: torch's count of that, and its smallest part.
 
     Neither would do alone. A step may be too small to change a number, and one through `.data` is not counted. How many
@@ -25,7 +27,7 @@ def fresh(heads: nn.ModuleList) -> Begun:
     return bias._version, bias.detach().clone(), _steps
 
 
-def warn_if_untouched(heads: nn.ModuleList, begun: Begun | None, tasks: Sequence[str]) -> None:
+def warn_if_untouched(heads: PerTask, begun: Begun | None, tasks: Sequence[str]) -> None:
     """Say so if gradients have reached the newest head and a step was taken that did not use them."""
     if begun is None or torch.compiler.is_compiling():
         return
@@ -52,7 +54,7 @@ def _count_steps() -> None:
     register_optimizer_step_post_hook(count)
 
 
-def _bias(heads: nn.ModuleList) -> Tensor:
+def _bias(heads: PerTask) -> Tensor:
     head = heads[-1]
     assert isinstance(head, nn.Linear)
     return head.bias

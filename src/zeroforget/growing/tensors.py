@@ -35,6 +35,9 @@ class GrowingTensor(nn.Module):
     fresh: Tensor
     rows: nn.Parameter | None
     cols: nn.Parameter | None
+    youngest: int = 2**62
+    """The last task that brought values here, if that is known."""
+    _brought: frozenset[int] | None = None
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class GrowingTensor(nn.Module):
         """The task's number → its rank birth; most weights have none."""
         self._low: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._old: Tensor | None = None
-        self.task = -1
+        self.task = self.youngest = -1
         self.row_births = torch.zeros(self.value.shape[self.row], dtype=torch.int64)
         self.col_births = self._no_births()
 
@@ -90,9 +93,9 @@ class GrowingTensor(nn.Module):
             self.value *= math.sqrt(before / self._inputs())
         self._open(0, *self._births_along(births, 0))
 
-    def grow(self, births: Mapping[str, Tensor], task: int, *, bridge: float) -> None:
+    def grow(self, births: Mapping[str, Tensor], task: int, *, bridge: float | None) -> None:
         """Make room for what is born with `task`. New features start fresh; what old features read of them starts at
-        `bridge` times a fresh value (0: old features compute what they did)."""
+        `bridge` times a fresh value (0: old features compute what they did). None draws nothing: all starts at 0."""
         self.close()
         rows, cols = self._births_along(births, task)
         old = self.value
@@ -100,15 +103,22 @@ class GrowingTensor(nn.Module):
         shape[self.row] = len(rows)
         if self.col >= 0:
             shape[self.col] = len(cols)
-        value = old.new_empty(shape)
+        value = old.new_zeros(shape) if bridge is None else old.new_empty(shape)
         self.value = value
-        self._fill(value)
-        if self.mixes and bridge != 1 and (self.col >= 0 or self.out != self.row):
+        if bridge is not None:
+            self._fill(value)
+        if self.mixes and bridge is not None and bridge != 1 and (self.col >= 0 or self.out != self.row):
             outs = {self.row: rows, self.col: cols}.get(self.out, torch.zeros(shape[self.out]))
             kept = Places.where(outs < task)
             kept.put(value, self.out, kept.take(value, self.out) * bridge)
         self._place(old, rows < task, cols < task)
         self._open(task, rows, cols)
+
+    def advance(self, task: int) -> None:
+        """Tasks up to this one brought nothing here."""
+        if task > self.task:
+            self.close()
+            self._open(task, self.row_births, self.col_births)
 
     def shrink(self) -> None:
         """Take back what was born with the newest task; the one before is open again."""
@@ -136,11 +146,12 @@ class GrowingTensor(nn.Module):
             rest = rest // self.value.shape[self.col] * self._old_in_count()
         return old, rest
 
-    def lean(self, rank: int) -> None:
+    def lean(self, rank: int, *, draw: bool = True) -> None:
         """Give the newest task a rank birth: a step of zero, in random directions at right angles."""
         rows, inputs = self.old_block()
         up = self.value.new_zeros(rows, rank)
-        self.rank_births[str(self.task)] = RankBirth(up, orthonormal(rank, inputs, self.value))
+        down = orthonormal(rank, inputs, self.value) if draw else self.value.new_zeros(rank, inputs)
+        self.rank_births[str(self.task)] = RankBirth(up, down)
         self._forget_low()
 
     def newest_rank(self) -> RankBirth | None:
@@ -158,6 +169,12 @@ class GrowingTensor(nn.Module):
         if self.task >= 0:
             self._open(self.task, self.row_births, self.col_births)
 
+    def brings(self, task: int) -> bool:
+        """Whether a task brought values here."""
+        if self._brought is None:
+            self._brought = frozenset([*self.row_births.tolist(), *self.col_births.tolist()])
+        return task in self._brought
+
     def _births_along(self, births: Mapping[str, Tensor], task: int) -> tuple[Tensor, Tensor]:
         rows = births_of(self.labels[self.row], births)
         cols = births_of(self.labels[self.col], births) if self.col >= 0 else self._no_births()
@@ -172,6 +189,8 @@ class GrowingTensor(nn.Module):
     def _open(self, task: int, rows: Tensor, cols: Tensor) -> None:
         self._forget_low()
         self.task, self.row_births, self.col_births = task, rows, cols
+        self._brought = None
+        self.youngest = max(int(births.max()) if len(births) else 0 for births in (rows, cols))
         self.block = Block(
             new_out=Places.where(rows == task),
             old_out=Places.where(rows < task),
@@ -355,14 +374,18 @@ class GrowingTensor(nn.Module):
 
     def at(self, task: int) -> Tensor:
         """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing."""
-        rows, cols = self.row_births, self.col_births
-        out = self._with_steps(self._born_by(task), task, rows[rows <= task], cols[cols <= task])
+        out = self._born_by(task)
+        if self.rank_births:
+            rows, cols = self.row_births, self.col_births
+            out = self._with_steps(out, task, rows[rows <= task], cols[cols <= task])
         return out.reshape(()) if self.scalar else out
 
     def _born_by(self, task: int) -> Tensor:
         """What was born up to a task, without rank births."""
         if task >= self.task:
             self.sync()
+        if task >= self.youngest:
+            return self.value.clone(memory_format=torch.contiguous_format)
         chosen = [(self.row, self.row_births <= task)]
         if self.col >= 0:
             chosen.append((self.col, self.col_births <= task))

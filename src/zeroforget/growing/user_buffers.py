@@ -20,11 +20,15 @@ ASKS = "it asks for next(parameters()), but only what is newborn is a parameter;
 
 def owners(body: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules that are the user's own, with their paths."""
-    ours = (GrowingTensor, GrowingLayer, GrowingNorm)
-    inside = {id(part) for m in body.modules() if isinstance(m, ours) for part in m.modules()}
-    for path, module in body.named_modules():
-        if id(module) not in inside:
-            yield path, module
+    seen, waiting = set[int](), [("", body)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen or isinstance(module, (GrowingTensor, GrowingLayer, GrowingNorm)):
+            continue
+        seen.add(id(module))
+        yield path, module
+        inside = [(joined(path, name), part) for name, part in module._modules.items() if part is not None]
+        waiting += reversed(inside)
 
 
 def buffers(body: nn.Module) -> Iterator[tuple[str, Tensor]]:

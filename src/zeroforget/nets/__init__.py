@@ -1,6 +1,16 @@
 """The paper's networks and a small one, as plain feature extractors: images in, (batch, features) out, no head."""
 
-from zeroforget.nets.registry import Network, build, find, names, options
-from zeroforget.nets.shapes import Shape
+from typing import TYPE_CHECKING
+
+from zeroforget.files.lazy import fetched
+
+if TYPE_CHECKING:
+    from zeroforget.nets.registry import Network, build, find, names, options
+    from zeroforget.nets.shapes import Shape
 
 __all__ = ["Network", "Shape", "build", "find", "names", "options"]
+
+__getattr__ = fetched(
+    __name__,
+    {"zeroforget.nets.registry": ["Network", "build", "find", "names", "options"], "zeroforget.nets.shapes": ["Shape"]},
+)

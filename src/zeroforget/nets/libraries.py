@@ -7,10 +7,10 @@ import importlib
 import re
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 LIBRARIES = ("torchvision", "timm")
 _NAME = re.compile(r"\w+(\.\w+)?", re.ASCII)
@@ -58,6 +58,8 @@ def find(name: str) -> tuple[str, str]:
 
 def build(name: str, **options: Any) -> nn.Module:
     """A classifier with fresh values. The options are those of the library's own constructor."""
+    from torch import nn
+
     library, model = find(name)
     check_options(options)
     if library == "torchvision" and model in _AUXILIARY:
@@ -98,6 +100,8 @@ def pretrained(name: str) -> dict[str, Tensor]:
 
 def _published_at(library: str, model: str) -> str:
     """Which file holds a network's published weights, and where the library would look for it."""
+    import torch
+
     try:
         if library == "timm":
             place = _import(library).get_pretrained_cfg(model).hf_hub_id or f"timm/{model}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from zeroforget.growing.dense import DenseInTurn
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.serving.together import Together
 from zeroforget.store import Report, TaskFacts
@@ -44,6 +45,8 @@ class Snapshot:
     """Task → how the features of its own pictures are spread."""
     disk: int
     """Bytes of its files."""
+    largest: int
+    """Bytes of the newest task's own network: no other is larger."""
     whole: str = ""
     """The hash of the model's newest state, which may not be the one that is served."""
 
@@ -67,7 +70,8 @@ def take(folder: Folder, together: Together | None = None, *, newest: bool = Fal
         head = nn.ModuleDict({"head": net.heads[number]})
         which.check(spread[task.name], head, task.clusters, folder.task(task) / SPREAD)
     files = [folder.path / "model.json", *(file for task in chain.tasks for file in folder.task(task).iterdir())]
-    return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files), every.head)
+    largest = size(net.dense(len(chain.tasks) - 1)) if chain.tasks else 0
+    return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files), largest, every.head)
 
 
 class Networks:
@@ -98,11 +102,14 @@ class Networks:
         self._ready[task.hash] = module, size(module)
         self.bytes += self._ready[task.hash][1]
         while self.bytes > self.memory and len(self._ready) > 1:
-            old, (_, bytes_) = self._ready.popitem(last=False)
-            self.bytes -= bytes_
-            if self.together is not None:
-                self.together.forget(f"task-{old}")
+            self._drop()
         return module
+
+    def _drop(self) -> None:
+        old, (_, bytes_) = self._ready.popitem(last=False)
+        self.bytes -= bytes_
+        if self.together is not None:
+            self.together.forget(f"task-{old}")
 
     @torch.no_grad()
     def probabilities(self, snapshot: Snapshot, task: TaskFacts, images: Tensor) -> Tensor:
@@ -110,15 +117,21 @@ class Networks:
         scores = self.dense(snapshot, task)(preparation(task.preprocessing).test(images))
         return which.probabilities(scores, task.calibration)
 
-    @torch.no_grad()
     def likely(self, snapshot: Snapshot, images: Tensor) -> dict[str, Tensor]:
-        """Task → how likely each picture belongs to it, as `Model.likely_tasks` has it."""
-        away = {}
-        for task in snapshot.chain.guessable:
-            features = self.dense(snapshot, task).get_submodule("features")
-            values = features(preparation(task.preprocessing).test(images))
-            away[task.name] = which.distance(values, snapshot.spread[task.name])
-        return which.rank(away, {task.name: task.calibration for task in snapshot.chain.guessable})
+        """Task → how likely each picture belongs to it, as `Model.likely_tasks` has it.
+
+        What is ready answers; what there is room for is made ready. All others take turns in one network.
+        """
+        turns, largest = DenseInTurn(snapshot.net), snapshot.largest
+
+        def dense(task: TaskFacts) -> nn.Module:
+            if task.hash in self._ready or self.bytes + 2 * largest <= self.memory:
+                return self.dense(snapshot, task)
+            while self._ready and self.bytes + largest > self.memory:
+                self._drop()
+            return turns.turn(task.number - 1)
+
+        return which.likely(images, snapshot.chain.guessable, dense, lambda task: snapshot.spread[task.name])
 
 
 class Catalog:

@@ -186,7 +186,8 @@ def _grouped(lines: Mapping[str, None]) -> list[str]:
 
 def _tensors(net: nn.Module) -> list[Tensor]:
     """Those that hold numbers, each once."""
-    found = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    named = net.state_dict(keep_vars=True).values()  # also those of earlier tasks
+    found = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers(), *named)}
     return [tensor for tensor in found.values() if tensor.numel()]
 
 

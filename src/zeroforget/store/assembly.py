@@ -12,12 +12,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from zeroforget.files.hashes import sha256
+from zeroforget.growing.dense import each_dense
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import mismatch
 from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import BORN, Chain, Folder
-from zeroforget.store.network import assemble
+from zeroforget.store.folder import MODEL, Chain, Folder
+from zeroforget.store.network import adds, assemble
 from zeroforget.store.pictures import Lesson
 from zeroforget.store.schema import Backbone, TaskFacts
 from zeroforget.store.tensors import expected
@@ -55,43 +56,49 @@ def prove(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]]) 
     Gives the dense networks of the tasks to come.
     """
     net = assemble_chain(folder, chain, more)
-    dense = []
-    for index, task in enumerate([*chain.tasks, *(facts for facts, _ in more)]):
-        one = net.dense(index)
+    for one, task in zip(each_dense(net), [*chain.tasks, *(facts for facts, _ in more)], strict=True):
         if fingerprint(one) != task.network:
             raise ModelError(
                 f"task '{task.name}' would not be the network it was; nothing was changed. Please report this"
             )
-        if index >= len(chain.tasks):
-            dense.append(one)
-    return dense
+    return [net.dense(task.number - 1) for task, _ in more]
 
 
 def assemble_chain(folder: Folder, chain: Chain, more: Sequence[tuple[TaskFacts, Path]] = ()) -> GrowingNetwork:
     """The network of a chain and of tasks to come after it, from their files."""
     places = [(task, folder.task(task)) for task in chain.tasks] + list(more)
-    given = [(task, folder.tensors(path, task, BORN), path) for task, path in places]
-    return assemble(chain.model, given, folder.path / "model.json")
+    return assemble(chain.model, places, folder.tensors, folder.path / MODEL)
+
+
+def dense_alone(folder: Folder, chain: Chain, task: TaskFacts) -> nn.Module:
+    """A task's own network, of nothing but what it uses: tasks that added no features and no step are left out."""
+    used = [one for one in chain.tasks[: task.number] if one is task or one.number == 1 or adds(one)]
+    net = assemble(chain.model, [(one, folder.task(one)) for one in used], folder.tensors, folder.path / MODEL)
+    return net.dense(len(used) - 1)
 
 
 def addition(net: GrowingNetwork, ready: Lesson, growth: float, rank: float = 0) -> Addition:
-    """What a task of this growth and rank would add, found by growing a copy."""
+    """What a task of this growth and rank would add, found by growing and taking it back; a first task on a copy."""
     index = len(net.history)
     before = operations(net.dense(index - 1), net.shape) if index else None
     widths = net.widths()
-    trial = copy.deepcopy(net)
+    trial = net if index else copy.deepcopy(net)
     with seeded("trial"):
         trial.add_task(ready.task.name, len(ready.task.classes), growth, rank if index else 0, quiet=True)
-    numbers = [(dtype.itemsize, torch.Size(shape).numel()) for dtype, shape in expected(trial, index).values()]
-    return Addition(
-        growth=growth,
-        rank=rank,
-        features={axis: (widths[axis], width) for axis, width in trial.widths().items()},
-        weights=sum(count for _, count in numbers),
-        bytes=sum(size * count for size, count in numbers),
-        operations=operations(trial.dense(index), net.shape),
-        before=before,
-    )
+    try:
+        numbers = [(dtype.itemsize, torch.Size(shape).numel()) for dtype, shape in expected(trial, index).values()]
+        return Addition(
+            growth=growth,
+            rank=rank,
+            features={axis: (widths[axis], width) for axis, width in trial.widths().items()},
+            weights=sum(count for _, count in numbers),
+            bytes=sum(size * count for size, count in numbers),
+            operations=operations(trial.dense(index), net.shape),
+            before=before,
+        )
+    finally:
+        if index:
+            trial.drop_task()
 
 
 @torch.no_grad()

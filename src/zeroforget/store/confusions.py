@@ -17,7 +17,7 @@ from zeroforget.store.network import preparation
 from zeroforget.store.pictures import held_out, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import TaskFacts
 from zeroforget.training import logits
-from zeroforget.training.evaluate import interval
+from zeroforget.training.intervals import interval
 
 MOST_PAIRS = 2000
 """So many kinds of mistakes are written down of a task, the most frequent first."""

@@ -9,18 +9,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as pack_tensors
-from torch import Tensor
-
-from zeroforget.data.readers.folder import composed
 from zeroforget.files import atomic, paths
 from zeroforget.files.hashes import sha256
+from zeroforget.files.signs import composed
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.names import kept_name, means, version_of
-from zeroforget.store.schema import TASK_FILES, FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed
+from zeroforget.store.schema import TASK_FILES, FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed, unsealed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BORN, PROBE, SPREAD = TASK_FILES[:3]
 TASK, MODEL = "task.json", "model.json"
@@ -162,8 +161,7 @@ class Folder:
         """A task's facts; it must follow the one whose hash is `before`, with pictures of the model's shape."""
         if not folder.is_dir():
             raise Damaged(folder, "it is not a folder")
-        values, own = read_sealed(folder / TASK)
-        facts = TaskFacts.from_json(values, folder / TASK, own)
+        facts = _task(folder / TASK)
         if facts.before != before:
             raise Damaged(folder / TASK, "it does not follow the task before it; one of the two was changed or swapped")
         if facts.preprocessing.shape != shape:
@@ -180,6 +178,9 @@ class Folder:
     @staticmethod
     def tensors(folder: Path, facts: TaskFacts, name: str) -> dict[str, Tensor]:
         """A tensor file's content, once its hash is right."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load as parse_tensors
+
         path, file = folder / name, facts.files[name]
         content = read_bytes(path, file.bytes)
         if sha256(content) != file.sha256:
@@ -188,6 +189,14 @@ class Folder:
             return parse_tensors(content)
         except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise Damaged(path, f"it is no safetensors file ({error})") from error
+
+    def size(self, chain: Chain) -> int:
+        """What a model's files take."""
+        try:
+            places = [self.path / MODEL, *(file for task in chain.tasks for file in self.task(task).iterdir())]
+            return sum(path.stat().st_size for path in places)
+        except FileNotFoundError as error:
+            raise Damaged(error.filename, "it is missing") from None
 
     # Writing: only under the lock ------------------------------------------------------------------------------
 
@@ -225,6 +234,8 @@ class Folder:
     @staticmethod
     def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> FileFacts:
         """Write a tensor file and tell what it is."""
+        from safetensors.torch import save as pack_tensors
+
         content = pack_tensors(dict(tensors))
         atomic.write_new(folder / name, content)
         return FileFacts(len(content), sha256(content))
@@ -269,9 +280,23 @@ class Folder:
         """What is written down about the task of a folder, if it can be read."""
         where = self.tasks / entry / TASK
         with contextlib.suppress(ModelError, OSError):
-            values, own = read_sealed(where)
-            return TaskFacts.from_json(values, where, own)
+            return _task(where)
         return None
+
+
+def _task(path: Path) -> TaskFacts:
+    """A task's facts. A file whose every byte was checked before in this process is not taken apart again."""
+    content = read_bytes(path)
+    key = sha256(content)
+    if key not in _CHECKED:
+        if len(_CHECKED) >= _MOST_CHECKED:
+            _CHECKED.clear()
+        _CHECKED[key] = TaskFacts.from_json(unsealed(content, path), path, key)
+    return _CHECKED[key]
+
+
+_CHECKED: dict[str, TaskFacts] = {}
+_MOST_CHECKED = 2**14
 
 
 def place(aside: Path, final: Path) -> None:

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.files.small_tables import SmallTable
+from zeroforget.growing.dense import DenseInTurn
 from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.progress import Show, showing
 from zeroforget.store import task_guess as which
-from zeroforget.store.assembly import assemble_chain
+from zeroforget.store.assembly import assemble_chain, dense_alone
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
 from zeroforget.store.export import export
-from zeroforget.store.folder import MODEL, SPREAD, Chain, Ending, Folder, as_path
+from zeroforget.store.folder import SPREAD, Chain, Ending, Folder, as_path
 from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.names import exact, kept_name, means
@@ -87,26 +88,24 @@ class _State:
     def dense(self, task: TaskFacts) -> nn.Module:
         with self._lock:
             if task.name not in self._dense:
-                self._dense[task.name] = self.net().dense(task.number - 1)
+                first = self._net is None and not self._dense  # who asks for one task has no need of all
+                made = dense_alone(self.folder, self.chain, task) if first else self.net().dense(task.number - 1)
+                self._dense[task.name] = made
             return self._dense[task.name]
 
     def spread(self, task: TaskFacts) -> dict[str, Tensor]:
         with self._lock:
             if task.name not in self._spread:
                 about = self.folder.tensors(self.folder.task(task), task, SPREAD)
-                which.check(about, self.dense(task), task.clusters, self.folder.task(task) / SPREAD)
+                head = nn.ModuleDict({"head": self.net().heads[task.number - 1]})
+                which.check(about, head, task.clusters, self.folder.task(task) / SPREAD)
                 self._spread[task.name] = about
             return self._spread[task.name]
 
 
-@torch.no_grad()
 def _likely(state: _State, images: Tensor) -> dict[str, Tensor]:
-    away = {}
-    for facts in state.chain.guessable:
-        extract, prepare = state.dense(facts).get_submodule("features"), preparation(facts.preprocessing)
-        values = torch.cat([extract(prepare.test(part)) for part in images.split(BATCH)])
-        away[facts.name] = which.distance(values, state.spread(facts))
-    return which.rank(away, {facts.name: facts.calibration for facts in state.chain.guessable})
+    networks = DenseInTurn(state.net())
+    return which.likely(images, state.chain.guessable, lambda facts: networks.turn(facts.number - 1), state.spread)
 
 
 @torch.no_grad()
@@ -135,15 +134,6 @@ def _classified(state: _State, images: Tensor, task: str | None, top: int) -> li
             named = tuple((facts.classes[i], p) for p, i in zip(values, indices, strict=True))
             out[row] = Prediction("", facts.name, named, orders[row])
     return [out[row] for row in range(len(images))]
-
-
-def _disk(state: _State) -> int:
-    folder = state.folder
-    try:
-        places = [folder.path / MODEL, *(file for task in state.chain.tasks for file in folder.task(task).iterdir())]
-        return sum(path.stat().st_size for path in places)
-    except FileNotFoundError as error:
-        raise Damaged(error.filename, "it is missing") from None
 
 
 class Model:
@@ -224,7 +214,7 @@ class Model:
     @property
     def bytes(self) -> int:
         """What its files take on disk."""
-        return self._reading(_disk)
+        return self._reading(lambda state: state.folder.size(state.chain))
 
     def task(self, name: str | int) -> TaskFacts:
         """A task by name, or by number counted from 1."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,22 @@ from torch import Tensor, nn
 from zeroforget import nets
 from zeroforget.axes.find import Axes, Recipe, find_axes
 from zeroforget.data import Preparation
-from zeroforget.growing.growth import limits_of
+from zeroforget.growing.growth import TaskRecord, limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import libraries
+from zeroforget.nets.registry import MOST_WEIGHTS
 from zeroforget.proving.adopt import without_head
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.schema import Backbone, ModelFacts, Preprocessing, TaskFacts
-from zeroforget.store.tensors import fill, growing_tensors
+from zeroforget.store.tensors import fill, growing_tensors, parts_of
 from zeroforget.training.seeding import seeded
 
-MOST_WEIGHTS = 2**29
-"""No network is built that has more."""
 NEVER_MANY = 2**20
 """So many weights are few for any machine."""
 MOST_ROOM = 64
 """The whole network has at most so many times the numbers that its tasks have brought: room to grow into."""
+Read = Callable[[Path, TaskFacts, str], Mapping[str, Tensor]]
+"""Reads one of a task's files of tensors."""
 TOLERANCE = 1e-4
 """Elsewhere than where a task was learned, its logits may differ by so much of the largest."""
 
@@ -117,12 +118,10 @@ def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, ...]]:
     return {name: tuple(tensor.fresh.tolist()) for name, tensor in growing_tensors(net).items()}
 
 
-def assemble(
-    facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path
-) -> GrowingNetwork:
-    """The network after these tasks, each with the tensors of its file and where that lies."""
+def assemble(facts: ModelFacts, tasks: Sequence[tuple[TaskFacts, Path]], read: Read, where: Path) -> GrowingNetwork:
+    """The network after these tasks, each with the folder of its files, of which one at a time is in memory."""
     try:
-        return _assemble(facts, tasks, where)
+        return _assemble(facts, tasks, read, where)
     except Damaged as error:
         if _same_library(facts):
             raise
@@ -133,32 +132,33 @@ def assemble(
         ) from error
 
 
-def _assemble(
-    facts: ModelFacts, tasks: Iterable[tuple[TaskFacts, Mapping[str, Tensor], Path]], where: Path
-) -> GrowingNetwork:
-    given = list(tasks)
-    net = empty_network(facts, where, _plausible(given))
-    numbers = 0
+def _assemble(facts: ModelFacts, tasks: Sequence[tuple[TaskFacts, Path]], read: Read, where: Path) -> GrowingNetwork:
+    net = empty_network(facts, where, _plausible([task for task, _ in tasks]))
     with seeded("assemble"):
-        for task, tensors, path in given:
-            numbers += sum(t.numel() for t in tensors.values())
-            _fits(net, task, tensors, numbers, path)
-            net.add_task(task.name, len(task.classes), _growth(task), _rank(task), quiet=True)
-    for number, (_, tensors, path) in enumerate(given):
-        try:
-            _check_finite(tensors)
-            fill(net, number, tensors)
-        except ValueError as error:
-            raise Damaged(path / "born.safetensors", str(error)) from error
+        net.replay(_filled_in(net, tasks, read))
     return net.eval()
 
 
-def _plausible(given: Sequence[tuple[TaskFacts, Mapping[str, Tensor], Path]]) -> int:
-    """The weights that a network may have whose tasks brought these numbers: a few bytes do not make it enormous."""
-    if not given:
+def _filled_in(net: GrowingNetwork, tasks: Sequence[tuple[TaskFacts, Path]], read: Read) -> Iterator[TaskRecord]:
+    """Each task as it was begun; once it has begun, its numbers are put in."""
+    parts, numbers = parts_of(net), 0
+    for number, (task, path) in enumerate(tasks):
+        tensors = read(path, task, "born.safetensors")
+        numbers += sum(t.numel() for t in tensors.values())
+        _fits(net, task, tensors, numbers, path)
+        yield TaskRecord(task.name, len(task.classes), _growth(task), _rank(task))
+        try:
+            _check_finite(tensors)
+            fill(net, number, tensors, parts)
+        except ValueError as error:
+            raise Damaged(path / "born.safetensors", str(error)) from error
+
+
+def _plausible(tasks: Sequence[TaskFacts]) -> int:
+    """The weights that a network may have whose tasks brought so many bytes: a few do not make it enormous."""
+    if not tasks:
         return MOST_WEIGHTS
-    numbers = sum(tensor.numel() for _, tensors, _ in given for tensor in tensors.values())
-    return min(MOST_WEIGHTS, NEVER_MANY + MOST_ROOM * numbers)
+    return NEVER_MANY + MOST_ROOM * sum(task.files["born.safetensors"].bytes // 2 for task in tasks)
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -168,6 +168,11 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
             odd = tensor.isnan() if name.startswith("buffer/") else ~tensor.isfinite()
             if odd.any():
                 raise ValueError(f"tensor '{name}' holds NaN or infinite values")
+
+
+def adds(task: TaskFacts) -> bool:
+    """Whether later tasks use what a task brought: features, or a step on older weights."""
+    return bool(task.growth or task.rank or any(task.born.values()))
 
 
 def _growth(task: TaskFacts) -> float | dict[str, float]:
@@ -180,11 +185,13 @@ def _rank(task: TaskFacts) -> float | dict[str, float]:
 
 def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], numbers: int, path: Path) -> None:
     """Before room is made for a task: its births must follow from its growth, and its file must have the numbers."""
-    where, before = path / "task.json", net.widths()
+    where, before = path / "task.json", {axis: len(births) for axis, births in net.births.items()}
     wanted = {axis: width + task.born.get(axis, 0) for axis, width in before.items()}
+    widths, steps, small = before, 0, bool(net.history) and not adds(task)
     try:
-        _, widths = net.plan(task.name, len(task.classes), _growth(task), _rank(task))
-        steps = net.rank_numbers(_rank(task)) if net.history else 0
+        if not small:
+            _, widths = net.plan(task.name, len(task.classes), _growth(task), _rank(task))
+            steps = net.rank_numbers(_rank(task)) if net.history else 0
         if widths != wanted and net.limits.spans:
             # A model that began when heads and groups were aligned by their number: it goes on like that.
             net.limits = replace(net.limits, spans=None)
@@ -194,7 +201,8 @@ def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], n
     if widths != wanted or task.born.keys() != before.keys():
         raise Damaged(where, "field 'born' does not follow from its growth")
     head = tensors.get("head/weight")
-    if head is None or head.dim() != 2 or len(head) != len(task.classes) or net.limits.count(widths) + steps > numbers:
+    room = not small and net.limits.count(widths) + steps > numbers
+    if head is None or head.dim() != 2 or len(head) != len(task.classes) or room:
         raise Damaged(path / "born.safetensors", "it does not hold the tensors of the network")
 
 

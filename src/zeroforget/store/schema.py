@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zeroforget.axes.find import Care
+from zeroforget.axes.care import Care
 from zeroforget.files import json_fields
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
@@ -17,7 +17,7 @@ from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name, version_of
 from zeroforget.store.options import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
-from zeroforget.training.evaluate import interval
+from zeroforget.training.intervals import interval
 
 VERSION = 1
 """What is written, but for what needs a later one."""

@@ -6,7 +6,7 @@ it computes tell more, so each task keeps how those of its own pictures are spre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from zeroforget.data import Preparation, Split
 from zeroforget.store.errors import Damaged
-from zeroforget.store.schema import Calibration
+from zeroforget.store.schema import Calibration, Preprocessing, TaskFacts
 from zeroforget.training import logits
 from zeroforget.training.seeding import seeded
 
@@ -28,6 +28,8 @@ SHARPNESS = 1.5
 on digits; the lower one is rather too unsure than too sure."""
 SURE = 0.7
 """A guess that is less likely than this is called not sure."""
+BATCH = 64
+"""So many pictures are asked about at a time."""
 SAMPLE = 4096
 """At most so many pictures are measured."""
 
@@ -121,3 +123,21 @@ def rank(distances: Mapping[str, Tensor], calibrations: Mapping[str, Calibration
     names = list(distances)
     away = torch.stack([surprise(distances[name], calibrations[name]) for name in names])
     return dict(zip(names, (-SHARPNESS * away).softmax(0), strict=True))
+
+
+@torch.no_grad()
+def likely(
+    images: Tensor,
+    tasks: Sequence[TaskFacts],
+    dense: Callable[[TaskFacts], nn.Module],
+    spread_of: Callable[[TaskFacts], Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Task → how likely it is the one, for each prepared picture. `dense` gives one task's network after the other."""
+    away, inputs = {}, dict[Preprocessing, list[Tensor]]()
+    for task in tasks:
+        if (kind := task.preprocessing) not in inputs:
+            prepare = Preparation(mean=kind.mean, std=kind.std)
+            inputs[kind] = [prepare.test(part) for part in images.split(BATCH)]
+        features = dense(task).get_submodule("features")
+        away[task.name] = distance(torch.cat([features(part) for part in inputs[kind]]), spread_of(task))
+    return rank(away, {task.name: task.calibration for task in tasks})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from zeroforget.data import Split
 from zeroforget.files.hashes import sha256
+from zeroforget.growing.dense import each_dense
 from zeroforget.growing.fingerprint import fingerprint
-from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import task_guess as which
 from zeroforget.store.errors import Damaged
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
@@ -21,7 +22,7 @@ from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, 
 from zeroforget.store.schema import TaskFacts
 from zeroforget.store.trust import Trust, read_trust
 from zeroforget.training import logits
-from zeroforget.training.evaluate import interval
+from zeroforget.training.intervals import interval
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,19 @@ ACCURACY = "no task's accuracy can have changed"
 def verify(folder: Folder, data: Mapping[str, Path] | None = None) -> Report:
     """Prove a model. Damage is told in the report; ModelError only if there is no model to speak of."""
     while True:
-        entries = folder.entries()
+        seen = _seen(folder)
         report = _verify(folder, data or {})
-        if report.proofs[0].holds or entries == folder.entries():
+        if report.holds or seen == _seen(folder):
             return report  # else a task was taken back meanwhile, which is no damage: look again
+
+
+def _seen(folder: Folder) -> list[tuple[str, int]]:
+    """The folders of tasks, and which ones of their names these are."""
+    found = []
+    for _, name in folder.entries():
+        with contextlib.suppress(OSError):
+            found.append((name, (folder.tasks / name).stat().st_ino))
+    return found
 
 
 def _verify(folder: Folder, data: Mapping[str, Path]) -> Report:
@@ -116,36 +126,37 @@ def _not_rolled_back(trust: Trust, chain: Chain, report: Report) -> Report:
 
 
 def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapping[str, Path] | None = None) -> Report:
-    """All three proofs of a chain whose tasks' files lie at `places`: in the folder, or aside and about to get in."""
-    contents: list[tuple[TaskFacts, dict[str, Tensor], Path]] = []
-    probes: list[dict[str, Tensor]] = []
-    spreads: list[dict[str, Tensor]] = []
-    wrong = []
-    for task, place in zip(chain.tasks, places, strict=True):
+    """All three proofs of a chain whose tasks' files lie at `places`: in the folder, or aside and about to get in.
+
+    In memory are the growing network, one task's own and one task's files, however many tasks there are.
+    """
+    tasks, wrong = list(zip(chain.tasks, places, strict=True)), []
+    for task, place in tasks:
         try:
-            contents.append((task, folder.tensors(place, task, BORN), place))
-            probes.append(folder.tensors(place, task, PROBE))
-            spreads.append(folder.tensors(place, task, SPREAD))
+            for name in (BORN, PROBE, SPREAD):
+                folder.tensors(place, task, name)
         except Damaged as error:
             wrong.append(str(error))
     if wrong:
         return _broken(wrong)
     files, links = 1 + sum(1 + len(task.files) for task in chain.tasks), counted(len(chain.tasks), "link")
     proofs = [Proof(FILES, True, f"{counted(files, 'file')}, each with the hash written down; {links} of the chain")]
+    found = _Networks(environment(chain.model.backbone))
     try:
-        net = assemble(chain.model, contents, folder.path / "model.json")
-        dense = [net.dense(index) for index in range(len(chain.tasks))]
-        for (task, _, place), one, about in zip(contents, dense, spreads, strict=True):
-            which.check(about, one, task.clusters, place / SPREAD)
+        net = assemble(chain.model, tasks, folder.tensors, folder.path / "model.json")
+        for (task, place), dense in zip(tasks, each_dense(net), strict=True):
+            which.check(folder.tensors(place, task, SPREAD), dense, task.clusters, place / SPREAD)
+            found.add(task, dense, folder.tensors(place, task, PROBE))
     except Damaged as error:
         return Report(
             (*proofs, Proof(NETWORK, False, "they cannot be assembled", (str(error),)), _unproved()), chain.head
         )
-    proofs += [_answers(chain, dense, probes), _same_networks(chain, dense, net)]
-    measured = tuple(
-        measure(chain.find(name), dense[chain.find(name).number - 1], at) for name, at in (data or {}).items()
-    )
-    return Report(tuple(proofs), chain.head, measured)
+    proofs += [found.answers(), found.same_networks()]
+    measured = []
+    for name, at in (data or {}).items():
+        task = chain.find(name)
+        measured.append(measure(task, net.dense(task.number - 1), at))
+    return Report(tuple(proofs), chain.head, tuple(measured))
 
 
 def _broken(wrong: list[str]) -> Report:
@@ -157,32 +168,51 @@ def _unproved() -> Proof:
     return Proof(ACCURACY, False, "not proved, because of the above")
 
 
-def _answers(chain: Chain, dense: list[nn.Module], probes: list[dict[str, Tensor]]) -> Proof:
-    here, moved, bits = environment(chain.model.backbone), [], 0
-    for task, one, probe in zip(chain.tasks, dense, probes, strict=True):
+class _Networks:
+    """What is found of each task's own network, one after the other."""
+
+    def __init__(self, here: Mapping[str, str]) -> None:
+        self.here = here
+        self.tasks = self.bits = self.numbers = 0
+        self.moved: list[str] = []
+        self.others: list[str] = []
+
+    def add(self, task: TaskFacts, dense: nn.Module, probe: Mapping[str, Tensor]) -> None:
+        """Look at one: does it answer its probe as it did, and is it the one whose accuracy was measured?"""
+        self.tasks += 1
+        self.numbers += sum(p.numel() for p in dense.state_dict().values())
+        if (wrong := self._answer(task, dense, probe)) is not None:
+            self.moved.append(f"task '{task.name}': {wrong}")
+        if fingerprint(dense) != task.network:
+            self.others.append(f"task '{task.name}': its network is not the one whose accuracy was measured")
+
+    def _answer(self, task: TaskFacts, dense: nn.Module, probe: Mapping[str, Tensor]) -> str | None:
         stored, images = probe.get("logits"), probe.get("images")
         if stored is None or images is None or not _is_probe(images, task) or sha256(_bytes(stored)) != task.probe:
-            moved.append(f"task '{task.name}': its probe is not the one that was written down")
-            continue
+            return "its probe is not the one that was written down"
         try:
-            now = probe_logits(one, images, task.preprocessing)
+            now = probe_logits(dense, images, task.preprocessing)
             same, close = torch.equal(now, stored), _close(now, stored)
         except (RuntimeError, ValueError) as error:
-            moved.append(f"task '{task.name}': its network does not run ({error})")
-            continue
-        if task.environment == here:
-            bits += same
-            if not same:
-                moved.append(f"task '{task.name}': its logits for the probe are other bits than when it was learned")
-        elif not close:
-            moved.append(
-                f"task '{task.name}': its logits for the probe are off by more than {TOLERANCE:g} of the largest"
-            )
-    elsewhere = len(chain.tasks) - bits - len(moved)
-    found = f"{bits} of {len(chain.tasks)} tasks bit for bit"
-    if elsewhere:
-        found += f", {elsewhere} learned on another platform within {TOLERANCE:g} of the largest logit"
-    return Proof(NETWORK, not moved, found, tuple(moved))
+            return f"its network does not run ({error})"
+        if task.environment == self.here:
+            self.bits += same
+            return None if same else "its logits for the probe are other bits than when it was learned"
+        return None if close else f"its logits for the probe are off by more than {TOLERANCE:g} of the largest"
+
+    def answers(self) -> Proof:
+        """Each task answers its probe as it did when it was learned."""
+        elsewhere = self.tasks - self.bits - len(self.moved)
+        found = f"{self.bits} of {self.tasks} tasks bit for bit"
+        if elsewhere:
+            found += f", {elsewhere} learned on another platform within {TOLERANCE:g} of the largest logit"
+        return Proof(NETWORK, not self.moved, found, tuple(self.moved))
+
+    def same_networks(self) -> Proof:
+        """Each task's own network, tensor by tensor, is the one whose accuracy was measured: on any platform."""
+        networks = counted(self.tasks, "network")
+        found = f"every one of {self.numbers:,} numbers in {networks} is the one that was measured"
+        return Proof(ACCURACY, not self.others, found, tuple(self.others))
 
 
 def _is_probe(images: Tensor, task: TaskFacts) -> bool:
@@ -199,18 +229,6 @@ def _close(now: Tensor, stored: Tensor) -> bool:
     if now.shape != stored.shape:
         return False
     return bool((now - stored).abs().max() <= TOLERANCE * stored.abs().max().clamp_min(1e-3))
-
-
-def _same_networks(chain: Chain, dense: list[nn.Module], net: GrowingNetwork) -> Proof:
-    """Each task's own network, tensor by tensor, is the one whose accuracy was measured: on any platform."""
-    moved = [
-        f"task '{task.name}': its network is not the one whose accuracy was measured"
-        for task, one in zip(chain.tasks, dense, strict=True)
-        if fingerprint(one) != task.network
-    ]
-    numbers = sum(p.numel() for one in dense for p in one.state_dict().values())
-    found = f"every one of {numbers:,} numbers in {counted(len(dense), 'network')} is the one that was measured"
-    return Proof(ACCURACY, not moved, found, tuple(moved))
 
 
 def measure(task: TaskFacts, dense: nn.Module, pictures: Path) -> Measured:

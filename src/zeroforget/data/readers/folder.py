@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from zeroforget.data.collection import DataError, Listing, set_apart
 from zeroforget.data.decode import ENDINGS
 from zeroforget.data.readers.files import folders, images, listing
+from zeroforget.files.signs import composed
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 JUNK = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found", "Thumbs.db", "desktop.ini"}
@@ -75,11 +75,6 @@ def class_folders(folder: Path) -> dict[str, Path]:
             f"{folder / names[0]}?"
         )
     return places
-
-
-def composed(name: str) -> str:
-    """A name with each accent in its letter, where there is such a letter (NFC)."""
-    return unicodedata.normalize("NFC", name)
 
 
 def files_below(folder: Path) -> list[Path]:
