@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.store.helpers import write_digits
 from zeroforget import nets
+from zeroforget.data import Split
 from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import embedded
 from zeroforget.store import Model, ModelError, Watch, open_model
+from zeroforget.store.cross_validation import Found, cross_validated, folds, pool
 from zeroforget.store.folder import BORN
 from zeroforget.store.frozen_features import Added
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
@@ -204,3 +206,47 @@ def test_what_is_added_to_frozen_features_starts_from_their_head(data: Path, tmp
     grower.add_task(TaskSpec("new", 2))
     assert torch.allclose(net.dense("new")(images), before, atol=1e-5)
     assert torch.allclose(grower.train()(images, 2), before, atol=1e-5)
+
+
+def test_every_picture_of_a_small_set_is_tested_once(data: Path, tmp_path: Path) -> None:
+    """The share is what five heads, each fitted to the other four parts, get right; twins are in the same part."""
+    model = started(tmp_path, data)
+    found = Found.of(model.tasks[0].training)
+    assert found is not None
+    assert (found.folds, found.pictures, found.accuracy > 0.9) == (5, 48, True)
+    assert "each tested by one of 5 that learned from the others" in str(found)
+    decoded = read_pictures(list_pictures(data / "middle"), (1, 8, 8))
+    ready = lesson("x", decoded, share=0.2, seed=0, flip=False, shift=0)
+    every = pool(ready)
+    assert sorted(every.rows.tolist()) == list(range(72))  # type: ignore[union-attr]
+    parts, tested = folds(every, 4, 0), list[int]()
+    for label in range(3):
+        assert torch.bincount(parts[every.labels == label], minlength=4).tolist() == [6] * 4
+
+    def judge(train: Split, val: Split, test: Split) -> int:
+        rows = [set(part.rows.tolist()) for part in (train, val, test)]  # type: ignore[union-attr]
+        assert set.union(*rows) == set(range(72))
+        assert sum(map(len, rows)) == 72
+        tested.extend(rows[2])
+        return len(test) // 2
+
+    assert cross_validated(every, parts, 0, 0.2, judge) == {"folds": 4, "pictures": 72, "accuracy": 0.5}
+    assert sorted(tested) == list(range(72))
+    twice = Split(torch.cat([decoded.images] * 2), torch.cat([decoded.labels] * 2), torch.arange(144))
+    first, second = folds(twice, 4, 0).chunk(2)
+    assert torch.equal(first, second)
+    for told in ({"folds": 5, "pictures": 3}, {"folds": True, "pictures": 3, "accuracy": 0.5}, 7):
+        assert Found.of({"cross_validation": told}) is None
+
+
+def test_what_is_trained_is_cross_validated_where_it_is_asked_for(data: Path, tmp_path: Path) -> None:
+    plain, model = open_model(tmp_path / "plain"), open_model(tmp_path / "m")
+    quick = {"epochs": 2, "batch_size": 16, "lr": 0.05}
+    assert "cross_validation" not in plain.learn(data / "low", "low", **MADE, **quick).training
+    facts = model.learn(data / "low", "low", folds=2, **MADE, **quick)
+    assert facts.training["cross_validation"]["pictures"] == 48
+    assert facts.network == plain.tasks[0].network  # it changes nothing of the task itself
+    assert model.learn(data / "high", "high", folds=2, growth=0.2, **quick).training["cross_validation"]["folds"] == 2
+    assert model.verify()
+    with pytest.raises(ModelError, match="2 or more"):
+        model.learn(data / "middle", "middle", folds=1)

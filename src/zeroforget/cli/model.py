@@ -86,11 +86,15 @@ def _doubt(facts: TaskFacts) -> None:
 
 
 def _tell(model: Model, facts: TaskFacts) -> None:
+    from zeroforget.store.cross_validation import Found
+
     say(f"{_kept(facts)}; {facts.bytes:,} bytes in {model.path / 'tasks' / facts.folder}")
     say(
         f"learned '{facts.name}' in {facts.training['seconds']:.0f} s: {100 * facts.accuracy:.1f} % of "
         f"{facts.data.held_out} test pictures right ({between(facts.interval)})"
     )
+    if (found := Found.of(facts.training)) is not None:
+        say(f"  cross-validation: {found}")
     for row in facts.training.get("search", ()):
         chosen = " (taken)" if row["chosen"] else ""
         rank = f", rank {row['rank']}" if row.get("rank") else ""

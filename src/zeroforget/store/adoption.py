@@ -22,13 +22,13 @@ from zeroforget.store import task_guess as which
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, Folder
-from zeroforget.store.learning import PROBES, Learning, backbone_of, now
+from zeroforget.store.learning import PROBES, Learning, now
 from zeroforget.store.names import task_name
 from zeroforget.store.network import example, preparation
 from zeroforget.store.options import Options
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import Calibration, DataFacts, ModelFacts, Preprocessing, TaskFacts
-from zeroforget.store.starting import grown_from
+from zeroforget.store.starting import backbone_of, grown_from
 from zeroforget.store.weights import few
 from zeroforget.store.writing import Watch, changing
 from zeroforget.training import FitLog

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroforget import nets
 from zeroforget._version import __version__
+from zeroforget.data import Split
 from zeroforget.files import atomic
 from zeroforget.files.hashes import sha256
-from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.lean import Lean, within_budget
 from zeroforget.methods.tfm import Candidate, Tfm
@@ -29,6 +28,15 @@ from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.confusions import noted
+from zeroforget.store.cross_validation import (
+    CROSS_VALIDATION,
+    ENOUGH,
+    FOLDS,
+    cross_validated,
+    folds,
+    judge_head,
+    pool,
+)
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
 from zeroforget.store.frozen_features import Added, fit_newest, on_frozen, place
@@ -42,7 +50,7 @@ from zeroforget.store.network import (
     preparation,
     probe_logits,
 )
-from zeroforget.store.options import Options, default_network
+from zeroforget.store.options import Options
 from zeroforget.store.pictures import (
     ClassFolders,
     Lesson,
@@ -58,11 +66,11 @@ from zeroforget.store.starting import (
     FROZEN,
     Normalization,
     Start,
+    backbone_of,
     grown_from,
     library_start,
     normalization,
     resolved,
-    size_of,
 )
 from zeroforget.store.tensors import born
 from zeroforget.store.writing import Watch, changing
@@ -158,65 +166,6 @@ def _flips(options: Options, shape: Shape, start: Start | None) -> bool:
     return start is not None and start.frozen and options.adds and shape[0] == 3
 
 
-def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
-    """The model's own, which the options may not contradict, or a new one as the options say."""
-    if chain is None:
-        _no_growth(options)
-        network, width = default_network(options.size or 64)
-        if options.network is not None:
-            network, width = options.network, 1.0
-        width = width if options.width is None else options.width
-        if libraries.is_foreign(network):
-            libraries.find(network)
-            return Backbone(network, {}, (1 if options.gray else 3, 1, 1))
-        if ":" in network:
-            raise ModelError(
-                f"'{network}' is code of your own, which a model's folder does not hold: name a network of 'zeroforget "
-                "networks' (for 'zeroforget adopt' also one of torchvision or timm), or use zeroforget.grow or "
-                "zeroforget.adopt in Python, where any module will do"
-            )
-        size = size_of(options, network, nets.find(network).shape[-1])
-        return Backbone(
-            network,
-            {"width": width},
-            (1 if options.gray else 3, size, size),
-            align=options.align or suited_to(options.device),
-        )
-    if name in (task.name for task in chain.tasks):
-        raise ModelError(
-            f"there is a task '{name}' already, and learned tasks never change; choose another name, or learn it again "
-            "as a new version, --again (again=True)"
-        )
-    if not chain.tasks:
-        _no_growth(options)
-    own = chain.model.backbone
-    asked = {
-        "network": (options.network, own.network),
-        "width": (options.width, own.options.get("width", 1.0)),
-        "size": (options.size, own.shape[1]),
-        "align": (options.align, own.align),
-    }
-    for what, (wanted, has) in asked.items():
-        if wanted is not None and wanted != has:
-            raise ModelError(
-                f"this model was made with {what} {has}, which cannot change; leave out {what} or make another"
-            )
-    kind, other = ("gray", "color") if own.shape[0] == 1 else ("color", "gray")
-    if options.gray not in (None, kind == "gray"):
-        raise ModelError(f"this model is for {kind} pictures, which cannot change; leave out --{other} or make another")
-    if options.weights is not None and chain.tasks:
-        raise ModelError("weights to start from count for the first task only; this model has learned already")
-    return own
-
-
-def _no_growth(options: Options) -> None:
-    if options.growth is not None:
-        raise ModelError(
-            "growth is what a later task adds, and this is the first task of a new model: leave out --growth; --width "
-            "says how wide the network begins"
-        )
-
-
 class Learning:
     """One task on its way into the folder; the lock is held."""
 
@@ -239,7 +188,7 @@ class Learning:
             else Start(options.frozen is not False, (ready.preprocessing.mean, ready.preprocessing.std))
         )
         self.number = len(chain.tasks) + 1 if chain else 1
-        self.backbone = backbone
+        self.backbone, self.keeps = backbone, True
         self.weights: str | None = None
         self.model, self.net = self._start()
         self.content = b"" if chain else text_of(self.model, folder.path / MODEL)
@@ -254,6 +203,14 @@ class Learning:
         self.additions = self._different()
         self.candidates = tuple(Candidate(one.growth, one.rank) for one in self.additions)
         self.watch.adds(self.additions)
+        before = copy.deepcopy(self.net) if self.options.folds else None
+        net, log = self._learned()
+        if (found := self._cross_validated(before, net, log)) is not None:
+            log.notes[CROSS_VALIDATION] = found
+        return net, log
+
+    def _learned(self) -> tuple[GrowingNetwork, FitLog]:
+        """The network, of whatever kind the task is."""
         if self.start is not None and self.start.frozen:
             return self._on_frozen()
         grower = Lean(self.net, example(self.backbone), **self._growing()).to(self.options.device)
@@ -295,6 +252,34 @@ class Learning:
             "alone"
         )
         return fitted.net, replace(fitted.log, seconds=fitted.log.seconds + log.seconds)
+
+    def _cross_validated(
+        self, before: GrowingNetwork | None, net: GrowingNetwork, log: FitLog
+    ) -> dict[str, Any] | None:
+        """Every picture tested by a network that learned from the others, where that is asked for or takes no time."""
+        options, task, share = self.options, self.ready.task, self.options.selection
+        alone = self.start is not None and self.start.frozen and len(log.epochs) == 1 and not log.notes
+        if options.folds == 0 or (options.folds is None and (not alone or len(task.test) >= ENOUGH)):
+            return None
+        every = pool(self.ready)
+        parts = folds(every, options.folds or FOLDS, options.seed)
+        if alone:
+            extract = net.dense(self.number - 1).get_submodule("features")
+            values = logits(extract, every, preparation(self.ready.preprocessing), device=options.device)
+            known = Split(values, every.labels, torch.arange(len(every)))
+            return cross_validated(known, parts, options.seed, share, judge_head)
+        assert before is not None
+
+        def judge(train: Split, val: Split, test: Split) -> int:
+            other = copy.copy(self)
+            other.net, other.watch, other.keeps = copy.deepcopy(before), Watch(training=self.watch.training), False
+            other.ready = replace(self.ready, task=replace(task, train=train, val=val, test=test))
+            learned, _ = other._learned()
+            scores = logits(learned.dense(self.number - 1), test, preparation(self.ready.preprocessing))
+            return int((scores.argmax(1) == test.labels).sum())
+
+        self.watch.say(f"cross-validation: the task is learned {len(parts.unique())} times more, to test every picture")
+        return cross_validated(every, parts, options.seed, share, judge)
 
     def write(self, net: GrowingNetwork, log: FitLog) -> TaskFacts:
         """The task becomes a part of the folder."""
@@ -350,6 +335,8 @@ class Learning:
         return list(found.values())
 
     def _train(self, grower: Tfm) -> FitLog:
+        if not self.keeps:
+            return self._fit(grower, None)
         training = begin(self.folder.path, self._plan(), finish=self.options.finish, watch=self.watch)
         try:
             return self._fit(grower, training)
@@ -360,7 +347,7 @@ class Learning:
                 "over. The model is as it was"
             ) from error
 
-    def _fit(self, grower: Tfm, training: Path) -> FitLog:
+    def _fit(self, grower: Tfm, training: Path | None) -> FitLog:
         regime = self.options.regime(added=isinstance(grower, Added))
         fit = Fit(regime, self.options.seed, self.watch.training, training)
         try:
@@ -452,6 +439,8 @@ class Learning:
         if self.ready.selected and log.epochs:
             right = log.notes.get("head", log.val_accuracy)
             told["selection"] = {"pictures": self.ready.selected, "accuracy": right}
+        if CROSS_VALIDATION in log.notes:
+            told[CROSS_VALIDATION] = log.notes[CROSS_VALIDATION]
         if "head" in log.notes:
             told["refitted"] = True
         told["curve"] = [_point(epoch) for epoch in log.epochs[-MOST_EPOCHS:]]

@@ -23,6 +23,7 @@ MOST_WIDTH = 16
 """Of a network of ours, as a share of the published one."""
 MOST_ALIGN = 1024
 MOST_RANK = 4096
+MOST_FOLDS = 100
 GROWTH = 0.1
 SEARCH = (0.0, 0.05, 0.1, 0.2)
 """The growths that a search tries."""
@@ -93,6 +94,11 @@ class Options:
         0.15, "The share of the rest that chooses which weights are kept, and when to stop: the selection part."
     )
     test: Path | None = option(None, "A folder of class folders to measure by instead.")
+    folds: int | None = option(
+        None,
+        "Parts of a cross-validation, which tests every picture once; by default 5 for a head on frozen features with "
+        "fewer than 200 test pictures, which takes no time, else none (0); what is trained is trained so often.",
+    )
     flip: bool | None = option(
         None,
         "Also learn from pictures mirrored left to right; by default only what is added to frozen features does, where "
@@ -132,6 +138,9 @@ class Options:
         self._within("size", "from", 4, MOST_PIXELS, " pixels")
         self._within("shift", "from", 0, MOST_PIXELS, " pixels")
         self._within("align", "from", 1, MOST_ALIGN, " features")
+        self._within("folds", "none (0) or a whole number from", 0, MOST_FOLDS)
+        if self.folds == 1:
+            raise BadOption("folds", "is none (0), or parts of which each is tested by the others: 2 or more")
         self._within("seed", "a whole number from", 0, MOST_SEED)
         if not 0 < self.held_out < 1:
             raise BadOption("held_out", f"is a share of each class, between 0 and 1, not {self.held_out}")

@@ -280,7 +280,7 @@ def _without_twins(
 
 def near_copies(images: Tensor, rows: Tensor, others: Tensor, tests: Tensor) -> list[tuple[int, int]]:
     """Pictures that look like one of the tests (resized or saved again), each with that one. Even ones do not count."""
-    ours, theirs = _thumbnails(images, rows), _thumbnails(others, tests)
+    ours, theirs = thumbnails(images, rows), thumbnails(others, tests)
     found = []
     for start in range(0, len(rows), 1024):
         part = ours[start : start + 1024]
@@ -292,8 +292,8 @@ def near_copies(images: Tensor, rows: Tensor, others: Tensor, tests: Tensor) -> 
     return found
 
 
-def _thumbnails(images: Tensor, rows: Tensor) -> Tensor:
-    """Gray, small, one row of numbers each."""
+def thumbnails(images: Tensor, rows: Tensor) -> Tensor:
+    """Of pictures: gray, small, one row of numbers each."""
     parts = [images[part].float().mean(1, keepdim=True) for part in rows.split(512)]
     return torch.cat([F.adaptive_avg_pool2d(part, SIDE).flatten(1) for part in parts])
 

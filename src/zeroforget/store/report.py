@@ -16,6 +16,7 @@ from zeroforget._version import __version__
 from zeroforget.files import atomic
 from zeroforget.files.signs import visible
 from zeroforget.store.confusions import Mistake, Seen, recorded, seen
+from zeroforget.store.cross_validation import Found
 from zeroforget.store.errors import ModelError, Unreadable
 from zeroforget.store.images import decode
 from zeroforget.store.model import Model
@@ -184,6 +185,8 @@ def _task(place: int, facts: TaskFacts, found: Seen | None) -> str:
         if facts.measured
         else "<p>It was adopted without pictures, so its accuracy is not measured.</p>"
     )
+    if (crossed := Found.of(facts.training)) is not None:
+        lead += f"<p>Cross-validation: {crossed}.</p>"
     if found is None:
         return (
             f'<section id="task-{place}"><h2>{_text(facts.name)}</h2>{lead}{_curves(facts)}<p>Where it errs was not '

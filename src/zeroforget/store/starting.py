@@ -10,9 +10,11 @@ from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
 
+from zeroforget import nets
 from zeroforget._version import __version__
 from zeroforget.axes.find import CannotGrow
 from zeroforget.files.hashes import sha256
+from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import embedded, libraries
 from zeroforget.proving.adopt import split_head
@@ -21,8 +23,8 @@ from zeroforget.store.classifiers import IMAGENET, Classifier, Given, from_libra
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Chain
 from zeroforget.store.network import empty_network, example, fresh_values
-from zeroforget.store.options import Options
-from zeroforget.store.schema import ModelFacts
+from zeroforget.store.options import Options, default_network
+from zeroforget.store.schema import Backbone, ModelFacts
 from zeroforget.store.weights import normalization_of
 from zeroforget.store.writing import Watch
 
@@ -97,6 +99,65 @@ def size_of(options: Options, network: str, published: int) -> int:
     if options.size is not None:
         return options.size
     return published if options.weights is not None and network != embedded.NETWORK else 64
+
+
+def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
+    """The model's own, which the options may not contradict, or a new one as the options say."""
+    if chain is None:
+        _no_growth(options)
+        network, width = default_network(options.size or 64)
+        if options.network is not None:
+            network, width = options.network, 1.0
+        width = width if options.width is None else options.width
+        if libraries.is_foreign(network):
+            libraries.find(network)
+            return Backbone(network, {}, (1 if options.gray else 3, 1, 1))
+        if ":" in network:
+            raise ModelError(
+                f"'{network}' is code of your own, which a model's folder does not hold: name a network of 'zeroforget "
+                "networks' (for 'zeroforget adopt' also one of torchvision or timm), or use zeroforget.grow or "
+                "zeroforget.adopt in Python, where any module will do"
+            )
+        size = size_of(options, network, nets.find(network).shape[-1])
+        return Backbone(
+            network,
+            {"width": width},
+            (1 if options.gray else 3, size, size),
+            align=options.align or suited_to(options.device),
+        )
+    if name in (task.name for task in chain.tasks):
+        raise ModelError(
+            f"there is a task '{name}' already, and learned tasks never change; choose another name, or learn it again "
+            "as a new version, --again (again=True)"
+        )
+    if not chain.tasks:
+        _no_growth(options)
+    own = chain.model.backbone
+    asked = {
+        "network": (options.network, own.network),
+        "width": (options.width, own.options.get("width", 1.0)),
+        "size": (options.size, own.shape[1]),
+        "align": (options.align, own.align),
+    }
+    for what, (wanted, has) in asked.items():
+        if wanted is not None and wanted != has:
+            raise ModelError(
+                f"this model was made with {what} {has}, which cannot change; leave out {what} or make another"
+            )
+    kind, other = ("gray", "color") if own.shape[0] == 1 else ("color", "gray")
+    if options.gray not in (None, kind == "gray"):
+        raise ModelError(f"this model is for {kind} pictures, which cannot change; leave out --{other} or make another")
+    if options.weights is not None and chain.tasks:
+        raise ModelError("weights to start from count for the first task only; this model has learned already")
+    return own
+
+
+def _no_growth(options: Options) -> None:
+    if options.growth is not None:
+        raise ModelError(
+            "growth is what a later task adds, and this is the first task of a new model: leave out --growth; --width "
+            "says how wide the network begins"
+        )
 
 
 def library_start(options: Options) -> Classifier:
