@@ -61,7 +61,8 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = (
         "--network small --width 0.5 --size 16 --gray --weights w.pt --align 8 --growth 0,0.2 --epochs 7 --lr 0.5 "
         "--batch-size 9 --held-out 0.3 --selection 0.1 --test t --tune --scratch --seed 11 --flip --shift 2 --strict "
-        "--unreadable 0.5 --again --finish --device cuda:1 --precision bf16 --margin 0.1 --patience 3 --rank 4 --folds 3"
+        "--unreadable 0.5 --again --finish --device cuda:1 --precision bf16 --margin 0.1 --patience 3 --rank 4 "
+        "--folds 3"
     )
     run(f"zeroforget learn {tmp_path}/m pictures --task birds {words}")
     run(f"zeroforget learn {tmp_path}/m pictures --task birds --color")
