@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zeroforget.data import Split
 from zeroforget.store.pictures import ALIKE, EVEN, SIDE, Lesson, selected, thumbnails
-from zeroforget.training.evaluate import interval
+from zeroforget.training.intervals import interval
 from zeroforget.training.probe import fit_head
 from zeroforget.training.seeding import generator
 
@@ -86,14 +86,11 @@ class Found:
         told = training.get(CROSS_VALIDATION)
         if not isinstance(told, dict):
             return None
-        parts, pictures, right = (told.get(name) for name in ("folds", "pictures", "accuracy"))
-        if not _count(parts) or not _count(pictures) or not isinstance(right, float) or not 0 <= right <= 1:
+        counts, right = [told.get(name) for name in ("folds", "pictures")], told.get("accuracy")
+        parts, pictures = (n if isinstance(n, int) and not isinstance(n, bool) and 0 < n < 2**40 else 0 for n in counts)
+        if not parts or not pictures or not isinstance(right, float) or not 0 <= right <= 1:
             return None
         return Found(parts, pictures, right)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40
 
 
 def judge_head(train: Split, val: Split, test: Split) -> int:
