@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from zeroforget import nets
-from zeroforget.data import Scenario, Split, Task, scenario
+from zeroforget.data import Split, Task, scenario
 from zeroforget.methods import registry
 from zeroforget.methods.base import Method
-from zeroforget.training import Fit, Progress, Regime, accuracy, logits
+from zeroforget.training import Fit, Progress, Regime, logits
 from zeroforget.training.seeding import seeded
 
 REGIME = Regime(lr=0.05, epochs=10, batch_size=16, patience=4, clip=2.0)
@@ -32,14 +33,18 @@ class Broken(ValueError):
 
 
 class Contract:
-    """A method by name, over three small tasks and a small network."""
+    """A method by name, over small tasks (by default three of digits) and a small network that `build` makes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, tasks: Sequence[Task] | None = None, build: Callable[[], nn.Module] | None = None
+    ) -> None:
         self.name = name
         self.cls, _ = registry.find(name)
-        whole = scenario({"name": "contract", "data": "digits", "sizes": [4, 3, 3], "shuffle": False})
-        self.scenario = Scenario(whole.name, whole.shape, tuple(map(_smaller, whole.tasks)))
-        self.tasks = self.scenario.tasks
+        self.tasks = digits() if tasks is None else tasks
+        images, _ = self.tasks[0].train.batch(torch.arange(2))
+        self.example = self.tasks[0].prepare.test(images)
+        channels, height, width = self.example.shape[1:]
+        self.build = build or partial(nets.build, "small", (channels, height, width), width=0.5)
 
     def promises(self) -> dict[str, Callable[[], None]]:
         """What is checked, in order."""
@@ -68,9 +73,9 @@ class Contract:
     def make(self, seed: int = 0) -> Method:
         """The method over a fresh network."""
         with seeded("init", seed):
-            net: nn.Module = nets.build("small", self.scenario.shape, width=0.5)
+            net = self.build()
         with seeded("method", seed):
-            return registry.build(self.name, net, self.scenario.example())
+            return registry.build(self.name, net, self.example)
 
     def learn(self, method: Method, index: int, fit: Fit | None = None) -> None:
         """One more task, everything random drawn from its place."""
@@ -106,10 +111,9 @@ class Contract:
 
     def learns(self) -> None:
         """Right after learning."""
-        method = self.make()
+        _, answers = self.learned()
         for index, task in enumerate(self.tasks):
-            self.learn(method, index)
-            found, chance = accuracy(method.predictor(index), task.test, task.prepare), 1 / len(task.classes)
+            found, chance = _right(answers[index][index], task), 1 / len(task.classes)
             if found < chance + 0.5 * (1 - chance):
                 raise Broken(f"task {index + 1}: {100 * found:.0f} % right, {100 * chance:.0f} % would be by chance")
 
@@ -165,8 +169,18 @@ class Contract:
                     raise Broken(f"it claims zero forgetting; task {k + 1} answers otherwise after task {len(later)}")
 
 
+def _right(answers: Tensor, task: Task) -> float:
+    return (answers.argmax(1) == task.test.labels).double().mean().item()
+
+
 def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def digits() -> Sequence[Task]:
+    """Ten digits in three tasks, every second image."""
+    whole = scenario({"name": "contract", "data": "digits", "sizes": [4, 3, 3], "shuffle": False})
+    return [_smaller(task) for task in whole.tasks]
 
 
 def _smaller(task: Task) -> Task:
