@@ -11,7 +11,8 @@ from xml.sax.saxutils import escape
 from zeroforget.experiments import costs as spending
 from zeroforget.experiments import overheads as counted
 from zeroforget.experiments import paper, tables
-from zeroforget.experiments.report.theme import DARK, LIGHT, METHODS_DARK, METHODS_LIGHT
+from zeroforget.experiments.report import growth as drawing
+from zeroforget.experiments.report.theme import DARK, LIGHT, METHODS_DARK, METHODS_LIGHT, theme
 from zeroforget.experiments.results import Results, mean
 
 WIDTH = 720
@@ -189,6 +190,18 @@ def memory(runs: Runs) -> str:
     return svg(386, f"Accuracy of every task on {runs[0].scenario}, by zeroforget and by fine-tuning", marks)
 
 
+def growth(runs: Runs) -> str:
+    """Which features each task brought, and what they are connected with: the paper's figure S1."""
+    run = next((run for run in runs if run.growth), None)
+    if run is None:
+        raise Lacking(f"`{runs[0].experiment}` has no method whose network grows")
+    title = f"How {run.network} grew on {run.scenario}, task by task"
+    figure = drawing.Drawing(drawing.Growth(run.growth, [task["name"] for task in run.tasks]), "g").figure(
+        theme(births=len(run.tasks)), title
+    )
+    return figure.replace("<style>", f"<title>{title}</title><style>", 1)
+
+
 OVERHEADS = ("imm-mode", "ewc", "lwf", "packnet", "pnn", "lean", "hat", "tfm")
 """The methods of the picture of overheads: those whose curves differ."""
 
@@ -320,5 +333,5 @@ def _unit(value: float, unit: str) -> str:
 
 PICTURES: dict[str, Callable[..., str]] = {
     **{"averages": averages, "course": course, "distance": distance},
-    **{"kept": kept, "memory": memory, "work": work},
+    **{"growth": growth, "kept": kept, "memory": memory, "work": work},
 }

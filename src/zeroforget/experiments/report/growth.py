@@ -142,19 +142,20 @@ class Drawing:
         births = "".join(
             f".g-f{b}{{fill:{colours[f'birth-{b}']}}}.g-s{b}{{stroke:{colours[f'birth-{b}']}}}" for b in range(count)
         )
-        if several := self.growth.scale():
-            title += f" ({several})"
+        several = self.growth.scale()
+        top = 52 if several else 36
         panels = "".join(
-            f'<g transform="translate({12 + t % across * wide} {36 + t // across * high})">'
+            f'<g transform="translate({12 + t % across * wide} {top + t // across * high})">'
             f'<text class="g-head" y="8">{t + 1} {escape(self.growth.tasks[t])}</text>'
             f'<text y="24">{self.told(t)}</text><g transform="translate(0 36)">{self.panel(t)}</g></g>'
             for t in range(count)
         )
-        size = f'width="{across * wide}" height="{36 + -(-count // across) * high}"'
+        size = f'width="{across * wide}" height="{top + -(-count // across) * high}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{RULES.format(**colours)}{births}</style>'
             f'<rect width="100%" height="100%" fill="{colours["paper"]}"/>'
-            f'<text class="g-head" x="12" y="20">{escape(title)}</text>{panels}</svg>'
+            f'<text class="g-head" x="12" y="20">{escape(title)}</text><text x="12" y="36">{escape(several)}</text>'
+            f"{panels}</svg>"
         )
 
     def _spots(self, column: int, births: Sequence[int], birth: int) -> list[tuple[int, int]]:
