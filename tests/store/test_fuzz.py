@@ -5,12 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import random
+import resource
 import shutil
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.campaigns import SEED, many
+from tests.store.forgeries import forged, taken_apart
+from tests.store.helpers import tree
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import sealed
 from zeroforget.store import ModelError, open_model
@@ -158,6 +164,54 @@ def fuzz_updates(path: Path, update: Path, tries: int, seed: int) -> None:
         assert open_model(path).head == head
 
 
+MOST_MORE = 100 * 2**20
+"""Bytes that all small forgeries together may take at their most, beside what true ones take."""
+MOST_SECONDS = 5.0
+"""Of the processor, for one forgery: generous, since a machine may be slow; usual ones take a few hundredths."""
+
+
+def forge_updates(path: Path, updates: list[Path], tries: int, seed: int) -> dict[str, float]:
+    """Lies with hashes that fit them: refused and without a trace, or harmless. What the dearest cost comes back."""
+    draw, sources = random.Random(seed), [update.read_bytes() for update in updates]
+    fresh, bad = path.with_name("fresh"), path.with_name("bad.zfu")
+    before = tree(path)
+    for source in updates:  # what true ones take is not counted
+        open_model(fresh).receive(source) if taken_apart(source.read_bytes()).model else None
+        shutil.rmtree(fresh, ignore_errors=True)
+    began, slowest, taken = peak(), 0.0, 0
+    for number in range(tries):
+        where = f"seed {seed}, try {number}"
+        parts = taken_apart(draw.choice(sources))
+        try:
+            bad.write_bytes(forged(parts, draw, mutated).whole())
+        except (ValueError, TypeError, KeyError, AttributeError, UnicodeError):
+            continue  # what cannot be written cannot be sent
+        place = fresh if parts.model is not None else path
+        clock = time.process_time()
+        try:
+            receive(Folder(place), bad, Watch())
+        except ModelError:
+            assert tree(path) == before, where
+            assert not fresh.exists(), where
+        except Exception as error:
+            raise AssertionError(where) from error
+        else:  # a task's word for what nobody can prove, such as its accuracy
+            taken += 1
+            assert verify(Folder(place)), where
+            open_model(place).undo() if place == path else None
+            assert tree(path) == before, where
+        shutil.rmtree(fresh, ignore_errors=True)
+        slowest = max(slowest, time.process_time() - clock)
+        assert slowest < MOST_SECONDS, where
+        assert peak() - began < MOST_MORE, where
+    return {"tries": tries, "taken": taken, "slowest_s": slowest, "more_MiB": (peak() - began) / 2**20}
+
+
+def peak() -> int:
+    """The most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 @pytest.fixture
 def newest_only(trained: Path, tmp_path: Path) -> Path:
     """A model of one task: there, a lie in task.json with a fresh seal breaks no chain, so that it is believed."""
@@ -175,14 +229,32 @@ def test_some_odd_updates(newest_only: Path, trained: Path, tmp_path: Path) -> N
     fuzz_updates(newest_only, tmp_path / "u.zfu", 100, seed=0)
 
 
+@pytest.fixture
+def updates(trained: Path, tmp_path: Path) -> list[Path]:
+    """The update that brings the second task, and the whole model."""
+    open_model(trained).ship(tmp_path / "u.zfu", since="low")
+    open_model(trained).ship(tmp_path / "all.zfu")
+    return [tmp_path / "u.zfu", tmp_path / "all.zfu"]
+
+
+def test_some_forged_updates(newest_only: Path, updates: list[Path]) -> None:
+    forge_updates(newest_only, updates, 150, seed=0)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_many_odd_models(newest_only: Path, seed: int) -> None:
-    fuzz_model(newest_only, 2000, seed)
+    fuzz_model(newest_only, many(1000), seed + SEED)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_many_odd_updates(newest_only: Path, trained: Path, tmp_path: Path, seed: int) -> None:
     open_model(trained).ship(tmp_path / "u.zfu", since="low")
-    fuzz_updates(newest_only, tmp_path / "u.zfu", 2000, seed)
+    fuzz_updates(newest_only, tmp_path / "u.zfu", many(2000), seed + SEED)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_many_forged_updates(newest_only: Path, updates: list[Path], seed: int) -> None:
+    print(forge_updates(newest_only, updates, many(2500), seed + SEED))
