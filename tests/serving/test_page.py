@@ -12,6 +12,7 @@ import pytest
 from tests.experiments.report_browser import Browser, absent
 from tests.serving.helpers import Running
 from tests.store.helpers import learn_more
+from zeroforget.serving.gate import new_key
 from zeroforget.store import open_model
 
 pytestmark = pytest.mark.skipif(absent(), reason="Chromium and chromedriver are not installed")
@@ -20,8 +21,11 @@ pytestmark = pytest.mark.skipif(absent(), reason="Chromium and chromedriver are 
 class Visitor(Browser):
     """A browser at a server's page."""
 
-    def visit(self, running: Running) -> None:
+    def open(self, running: Running) -> None:
         self._ask("POST", "/url", {"url": f"http://127.0.0.1:{running.port}/"})
+
+    def visit(self, running: Running) -> None:
+        self.open(running)
         self.wait("document.querySelectorAll('#tasks h3').length > 0")
 
     def choose(self, picture: Path) -> None:
@@ -86,6 +90,31 @@ def test_a_picture_is_chosen_the_answer_read_and_a_new_task_appears(visitor: Vis
             f"127.0.0.1:{running.port}"
         }
         assert not [entry for entry in visitor.log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(
+    visitor: Visitor, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    picture = data / "low" / "digit1" / "002.png"
+    file = tmp_path / "keys"
+    key = new_key(file, "anna")
+    shown = "!document.getElementById('locked').hidden"
+    typed = "const k = document.getElementById('key'); k.value = {}; document.getElementById('open').click()"
+    with Running(trained, key_file=file) as running:
+        visitor.open(running)
+        visitor.wait(shown)
+        visitor.wait("document.getElementById('why').textContent.includes('until this tab is closed')")
+        for wrong, told in (("nonsense", "opens nothing here"), ("\u0431", "one word of plain letters")):
+            visitor.run(typed.format(json.dumps(wrong)))
+            visitor.wait(f"document.getElementById('why').textContent.includes('{told}')")
+        visitor.run(typed.format(json.dumps(key)))
+        visitor.wait("document.querySelectorAll('#tasks h3').length == 2 && document.getElementById('locked').hidden")
+        visitor.pick("low")
+        visitor.choose(picture)
+        assert visitor.answer()["best"] == open_model(trained).predict(picture, "low")[0].label
+        visitor.visit(running)  # the same tab, loaded again
+        assert not visitor.run(f"return {shown}")
+        assert key not in visitor.run("return document.documentElement.outerHTML + document.cookie + location.href")
 
 
 def test_what_is_no_picture_is_told(visitor: Visitor, running: Running, tmp_path: Path) -> None:
