@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import statistics
 import subprocess
@@ -102,6 +103,13 @@ class Load:
     times: list[float] = field(default_factory=list)
     seconds: float = 0.0
     failed: int = 0
+    cpu: float = 0.0
+    """Seconds of the processor that the server took, with all that it started."""
+
+    @property
+    def work(self) -> float:
+        """Milliseconds of the processor for a request, which hang less on what else the machine does."""
+        return 1000 * self.cpu / len(self.times)
 
     @property
     def rate(self) -> float:
@@ -154,26 +162,28 @@ def compare(folder: Path, seconds: float, rounds: int, port: int, workers: int) 
         alone = ["--threads", "1"]
         commands = [serve(port, *alone), serve(port + 1, *alone, "--workers", str(workers))]
     ports = {other: port, ours: port + 1}
-    yield f"| clients | {other}: requests/s | p99 ms | {ours}: requests/s | p99 ms | requests/s, ratio |"
-    yield "|---|---|---|---|---|---|"
+    more = workers > 1
+    head = [f"{name}: requests/s | p99 ms" + " | ms of CPU" * more for name in ports]
+    yield f"| clients | {' | '.join(head)} | requests/s, ratio |"
+    yield "|---|" + "---|" * (7 if more else 5)
     with process(commands[0], port) as first, process(commands[1], port + 1) as second:
         for at in ports.values():
             asyncio.run(load(at, bodies, 64, 2.0))  # warm
         for clients in CLIENTS:
             seen: dict[str, list[Load]] = {name: [] for name in ports}
             for _ in range(rounds):
-                for name, one in ports.items():
+                for (name, one), pid in zip(ports.items(), (first, second), strict=True):
+                    before = cpu(pid)
                     seen[name].append(asyncio.run(load(one, bodies, clients, seconds)))
+                    seen[name][-1].cpu = cpu(pid) - before
             if failed := sum(one.failed for loads in seen.values() for one in loads):
                 raise RuntimeError(f"{failed} requests failed")
-            rate, p99 = (
+            rate, p99, work = (
                 {name: statistics.median(getattr(one, what) for one in loads) for name, loads in seen.items()}
-                for what in ("rate", "p99")
+                for what in ("rate", "p99", "work")
             )
-            yield (
-                f"| {clients} | {rate[other]:.0f} | {p99[other]:.0f} | {rate[ours]:.0f} | "
-                f"{p99[ours]:.0f} | {rate[ours] / rate[other]:.2f} |"
-            )
+            cells = [f"{rate[name]:.0f} | {p99[name]:.0f}" + f" | {work[name]:.1f}" * more for name in ports]
+            yield f"| {clients} | {' | '.join(cells)} | {rate[ours] / rate[other]:.2f} |"
         if workers > 1:
             yield ""
             for name, pid in ((other, first), (ours, second)):
@@ -193,6 +203,15 @@ def memory(pid: int) -> tuple[float, float]:
                 whole += int(line.split()[1])
                 mapped += int(line.split()[1]) * ours
     return whole / 1024, mapped / 1024
+
+
+def cpu(pid: int) -> float:
+    """Seconds of the processor that a server and all below it have taken."""
+    ticks = 0
+    for one in family(pid):
+        words = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def family(pid: int) -> list[int]:

@@ -19,7 +19,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.serving.helpers import Client, Running, until
+from tests.campaigns import SEED, many
+from tests.serving.helpers import Client, Running, memory, until
 from zeroforget.serving import decoder
 from zeroforget.serving.decoding import Decoders
 from zeroforget.serving.gate import new_key
@@ -210,7 +211,7 @@ def test_many_hostile_pictures_a_small_share(trained: Path, good: bytes) -> None
 
 @pytest.mark.soak
 def test_many_hostile_pictures(trained: Path, good: bytes) -> None:
-    hostile_pictures(trained, good, 5000, seed=1)
+    hostile_pictures(trained, good, many(5000), seed=1 + SEED)
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
@@ -273,14 +274,6 @@ def hostile_pictures(trained: Path, good: bytes, count: int, seed: int) -> None:
             f"{count} hostile pictures: { ({s: seen.count(s) for s in set(seen)}) }; "
             f"{running.server.batcher.decoders.killed} processes killed; {(memory() - before) / 2**20:.0f} MiB more"
         )
-
-
-def memory() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 def test_a_server_over_https(trained: Path, good: bytes, tmp_path: Path) -> None:

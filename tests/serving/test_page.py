@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(absent(), reason="Chromium and chromedriver are 
 class Visitor(Browser):
     """A browser at a server's page."""
 
-    def open(self, running: Running) -> None:
+    def go(self, running: Running) -> None:
         self._ask("POST", "/url", {"url": f"http://127.0.0.1:{running.port}/"})
 
     def visit(self, running: Running) -> None:
-        self.open(running)
+        self.go(running)
         self.wait("document.querySelectorAll('#tasks h3').length > 0")
 
     def choose(self, picture: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_server_with_keys_asks_for_one_and_keeps_it_for_the_tab(
     shown = "!document.getElementById('locked').hidden"
     typed = "const k = document.getElementById('key'); k.value = {}; document.getElementById('open').click()"
     with Running(trained, key_file=file) as running:
-        visitor.open(running)
+        visitor.go(running)
         visitor.wait(shown)
         visitor.wait("document.getElementById('why').textContent.includes('until this tab is closed')")
         for wrong, told in (("nonsense", "opens nothing here"), ("\u0431", "one word of plain letters")):

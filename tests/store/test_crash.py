@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaigns import SEED, many
 from tests.store.helpers import LATER, tree
 from zeroforget.store import Model, ModelError, open_model
 from zeroforget.store.folder import TRAINING
@@ -43,10 +44,12 @@ def test_killed_at_some_moments(trained: Path, data: Path, tmp_path: Path) -> No
 
 @pytest.mark.soak
 def test_killed_at_random_moments_and_before_every_file_operation(trained: Path, data: Path, tmp_path: Path) -> None:
-    found = campaign(trained, data, tmp_path, rounds=560, steps=-1, seed=2)
-    assert sum(one["killed"] for one in found if "step" not in one) >= 470
-    assert sum(one["killed"] for one in found) >= 500
-    assert sum(one["killed"] for one in found if "step" in one) >= 30
+    rounds = many(560)
+    found = campaign(trained, data, tmp_path, rounds=rounds, steps=-1, seed=2 + SEED)
+    killed = [one for one in found if one["killed"]]
+    assert sum("step" not in one for one in killed) >= rounds - 4
+    assert sum("step" in one for one in killed) >= 30
+    print(f"{len(found)} attempts, {len(killed)} killed, each left the old model or the new one")
 
 
 FUNCTIONS = ("write", "fsync", "rename", "mkdir")
