@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget import nets
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.mismatch import of_head, of_library, of_ours
-from zeroforget.store.schema import Backbone
 
 GRAY, COLOR = "were gray, with 1 channel: give --gray", "were in color, with 3 channels: leave out --gray"
 

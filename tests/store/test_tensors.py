@@ -11,8 +11,9 @@ from torch import nn
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.grow import grow
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.network import empty_network, example, fresh_values, plain_network
-from zeroforget.store.schema import Backbone, ModelFacts
+from zeroforget.store.schema import ModelFacts
 from zeroforget.store.tensors import born, expected, fill
 
 CASES = {

@@ -18,8 +18,8 @@ from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import sealed
 from zeroforget.proving.grow import grow
 from zeroforget.store import Model, ModelError, open_model, update
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.network import example, plain_network
-from zeroforget.store.schema import Backbone
 from zeroforget.store.tensors import expected
 from zeroforget.store.update import MAGIC, read_update
 

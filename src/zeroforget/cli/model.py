@@ -216,10 +216,9 @@ def tasks_command(
         console().print()
         show(_layers(chain.tasks))
     backbone, whole = chain.model.backbone, Folder(model).size(chain)
-    sides = f"{backbone.shape[1]}×{backbone.shape[2]} {'gray' if backbone.shape[0] == 1 else 'color'}"
     library, width = backbone.library, backbone.options.get("width", 1.0)
     network = f"{backbone.network} at width {width:g}" if library is None else f"{backbone.network} {library.version}"
-    say(f"\n{network}, {sides}; {whole:,} bytes; {chain.head[:16]}")
+    say(f"\n{network}, {backbone.takes.removesuffix(' pictures')}; {whole:,} bytes; {chain.head[:16]}")
 
 
 def _layers(tasks: Sequence[TaskFacts]) -> Table:

@@ -19,6 +19,7 @@ class Printed(nn.Module):
     """A network that knows the tasks it has learned and when each of its features was born."""
 
     fit = MethodFrom("zeroforget.training.fit_network", "fit")
+    save = MethodFrom("zeroforget.store.saving", "save")
 
     history: list[TaskRecord]
     _births: Mapping[str, Tensor]

@@ -60,6 +60,7 @@ def take(folder: Folder, together: Together | None = None, *, newest: bool = Fal
     """The state that is served (or the newest), read and assembled; Damaged if a file is not as it was written."""
     every = folder.read()
     chain = every if newest else served(folder, every)
+    chain.check_pictures()
     net = assemble_chain(folder, chain)
     for tensor in growing_tensors(net).values():
         tensor.close()  # nothing of it is learned here: no copies of the newest task's numbers

@@ -16,11 +16,12 @@ from zeroforget.growing.dense import each_dense
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import mismatch
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Chain, Folder
 from zeroforget.store.network import adds, assemble
 from zeroforget.store.pictures import Lesson
-from zeroforget.store.schema import Backbone, TaskFacts
+from zeroforget.store.schema import TaskFacts
 from zeroforget.store.tensors import expected
 from zeroforget.store.weights import fill_from, needed, prefix_of, read_weights
 from zeroforget.training.seeding import seeded

@@ -44,16 +44,14 @@ def _result(task: TaskFacts) -> dict[str, Any]:
 
 
 def _body(model: Model, licence: str | None) -> str:
-    channels, height, width = model.shape
     backbone, names = model.backbone, f"`{model.tasks[-1].name}`" if model.tasks else ""
-    kind = "gray" if channels == 1 else "color"
     rows = ["| task | classes | accuracy (95 % interval) | test pictures | learned |", "|---|--:|--:|--:|---|"]
     rows += [_row(task) for task in model.tasks]
     prints = [f"- {_plain(task.name)}: `{task.data.pixels}`" for task in model.tasks]
     classes = [f"- **{_plain(task.name)}**: {', '.join(map(_plain, task.classes))}" for task in model.tasks]
     parts = [
         f"# {_plain(model.path.resolve().name)}",
-        f"This model classifies {width}×{height} {kind} pictures. It learned {_count(model.tasks)} one after "
+        f"This model classifies {backbone.takes}. It learned {_count(model.tasks)} one after "
         "another, and no task changed an earlier one by a bit. Its network is "
         f"`{backbone.network}`, grown by zeroforget {__version__}.",
         "## Tasks",

@@ -15,10 +15,11 @@ from zeroforget.axes.find import CannotGrow
 from zeroforget.nets import libraries
 from zeroforget.proving.adopt import find_head
 from zeroforget.store import mismatch
+from zeroforget.store.backbone import Backbone, Library
 from zeroforget.store.errors import ModelError
 from zeroforget.store.network import example, library_network, plain_network
 from zeroforget.store.options import MOST_PIXELS
-from zeroforget.store.schema import LEAST_STD, Backbone, Library
+from zeroforget.store.schema import LEAST_STD
 from zeroforget.store.weights import few, fill_from, needed, prefix_of, read_weights
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -16,7 +16,16 @@ from zeroforget.files.hashes import sha256
 from zeroforget.files.signs import composed
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.names import kept_name, means, version_of
-from zeroforget.store.schema import TASK_FILES, FileFacts, ModelFacts, TaskFacts, read_bytes, read_sealed, unsealed
+from zeroforget.store.schema import (
+    TASK_FILES,
+    VALUES,
+    FileFacts,
+    ModelFacts,
+    TaskFacts,
+    read_bytes,
+    read_sealed,
+    unsealed,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +88,14 @@ class Chain:
     def guessable(self) -> tuple[TaskFacts, ...]:
         """Tasks that a picture may be guessed to be of: those that have seen some, if any has."""
         return tuple(facts for facts in self.current if facts.measured) or self.current
+
+    def check_pictures(self) -> None:
+        """ModelError for a network that takes tensors as they are."""
+        if self.tasks and self.tasks[0].preprocessing.mode == VALUES:
+            raise ModelError(
+                f"this model takes {self.model.backbone.takes}, tensors as they are, not pictures: in Python, "
+                "dense(task) answers for them, and network() learns on, with fit, and is saved to a new folder"
+            )
 
     def find(self, task: str | int) -> TaskFacts:
         """A task by name, of several versions the newest; by name and version (dogs@1); or by number, counted from 1 as

@@ -26,6 +26,7 @@ from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.confusions import noted
 from zeroforget.store.cross_validation import (
@@ -61,7 +62,7 @@ from zeroforget.store.pictures import (
     pixels,
     read_pictures,
 )
-from zeroforget.store.schema import Backbone, Calibration, ModelFacts, TaskFacts, text_of
+from zeroforget.store.schema import Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.starting import (
     FROZEN,
     Normalization,
@@ -96,6 +97,8 @@ def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch)
     folder.check_place()
     with ExitStack() as stack:
         chain = folder.read() if folder.exists() or folder.entries() else None
+        if chain is not None:
+            chain.check_pictures()
         if options.again:
             name = next_version(name, [task.name for task in chain.tasks] if chain else ())
         return _learn(folder, chain, pictures, name, options, resolved(options, chain, stack), watch)

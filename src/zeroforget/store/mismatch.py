@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zeroforget import nets
 from zeroforget.nets import libraries
-from zeroforget.store.schema import Backbone
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.weights import needed
 
 USUAL_SIZES = (8, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 72, 80, 84, 96, 112, 128, 144, 160, 176, 192, 224, 256)

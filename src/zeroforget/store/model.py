@@ -18,9 +18,11 @@ from zeroforget.files.small_tables import SmallTable
 from zeroforget.growing.dense import DenseInTurn
 from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork
+from zeroforget.nets import own_code
 from zeroforget.progress import Show, showing
 from zeroforget.store import task_guess as which
 from zeroforget.store.assembly import assemble_chain, dense_alone
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
 from zeroforget.store.export import export
 from zeroforget.store.folder import SPREAD, Chain, Ending, Folder, as_path
@@ -30,7 +32,7 @@ from zeroforget.store.names import exact, kept_name, means
 from zeroforget.store.network import preparation
 from zeroforget.store.options import Options, with_options
 from zeroforget.store.printed import Tasks, counted
-from zeroforget.store.schema import Backbone, TaskFacts
+from zeroforget.store.schema import TaskFacts
 from zeroforget.store.triton import triton_repository
 from zeroforget.store.trust import read_trust, write_trust
 from zeroforget.store.update import Terms, receive, ship
@@ -233,6 +235,7 @@ class Model:
 
     def prepare(self, source: Source) -> Tensor:
         """A picture (a path, bytes or a PIL image) as the bytes that the model takes; Unreadable if it is none."""
+        self._open().chain.check_pictures()
         return decode(_source(source), self.shape)
 
     def normalized(self, sources: Source | Iterable[Source], task: str | int) -> Tensor:
@@ -264,6 +267,7 @@ class Model:
 
     def _check(self, images: Any) -> None:
         """Floats would be answered too, as if they ran from 0 to 1."""
+        self._open().chain.check_pictures()
         fits = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == self.shape
         if not fits:
             got = f"{images.dtype} of {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
@@ -339,6 +343,7 @@ class Model:
         """Write a task's network (without a task: all, with the task's number as an input) as ONNX or torch.export:
         `form` is 'onnx' or 'torch', else the file's name tells by its ending, .onnx or .pt2. `form="triton"` writes all
         tasks as versions of one model into a Triton model repository, the folder `out`."""
+        self._open().chain.check_pictures()
         if form == "triton":
             return triton_repository(self, as_path(out))
         return export(self, as_path(out), task, form)
@@ -409,8 +414,10 @@ def _changed(newest: str | None, *, another: bool) -> str:
     return f"{said}. {again}" if newest else said
 
 
-def open_model(path: str | os.PathLike[str]) -> Model:
+def open_model(path: str | os.PathLike[str], *, trust: str | None = None) -> Model:
     """The model in a folder; where there is none yet, the first `learn` makes it.
+
+    `trust` names code of your own, `package.module:function`, that may build its network (see `GrowingNetwork.save`).
 
     Example:
         >>> import zeroforget
@@ -419,6 +426,8 @@ def open_model(path: str | os.PathLike[str]) -> Model:
         garden: no task yet
         >>> # model.learn("photos/birds", "birds") teaches it; model.predict("a.jpg", "birds") asks it
     """
+    if trust is not None:
+        own_code.trust(trust)
     return Model(path)
 
 

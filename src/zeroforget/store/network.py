@@ -19,11 +19,12 @@ from zeroforget.axes.find import Axes, Recipe, find_axes
 from zeroforget.data import Preparation
 from zeroforget.growing.growth import TaskRecord, limits_of
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.nets import libraries
+from zeroforget.nets import libraries, own_code
 from zeroforget.nets.registry import MOST_WEIGHTS
 from zeroforget.proving.adopt import without_head
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.errors import Damaged, ModelError
-from zeroforget.store.schema import Backbone, ModelFacts, Preprocessing, TaskFacts
+from zeroforget.store.schema import ModelFacts, Preprocessing, TaskFacts
 from zeroforget.store.tensors import fill, growing_tensors, parts_of
 from zeroforget.training.seeding import seeded
 
@@ -42,7 +43,7 @@ def plain_network(backbone: Backbone, seed: int, most: int = MOST_WEIGHTS) -> nn
     more weights than `most`."""
     if backbone.library is not None:
         net = library_network(backbone.network, backbone.options, seed, most)
-        return without_head(net, backbone.library.head)
+        return without_head(net, backbone.library.head) if backbone.library.head else net
     if backbone.options.get("width", 1.0) <= 0:
         raise ValueError("a network's width must be above 0")
     return _within_limits(lambda: nets.build(backbone.network, backbone.shape, **backbone.options), seed, most)
@@ -50,6 +51,8 @@ def plain_network(backbone: Backbone, seed: int, most: int = MOST_WEIGHTS) -> nn
 
 def library_network(name: str, options: Mapping[str, Any], seed: int, most: int = MOST_WEIGHTS) -> nn.Module:
     """A classifier of torchvision or timm with fresh values."""
+    if name.startswith(f"{own_code.CODE}/"):
+        return _within_limits(lambda: own_code.build(name, **options), seed, most)
     libraries.find(name)
     return _within_limits(lambda: libraries.build(name, **options), seed, most)
 
@@ -84,6 +87,8 @@ def empty_network(facts: ModelFacts, where: Path, most: int = MOST_WEIGHTS) -> G
         axes = _axes(plain, backbone)
         limits = limits_of(plain, axes, backbone.limit, backbone.unit, backbone.align)
         net = GrowingNetwork(plain, axes, backbone.shape, limits, backbone.start, backbone.fn, backbone.bridge)
+    except own_code.Untrusted as error:
+        raise ModelError(f"{where.parent} cannot be used here: {error}") from error
     except libraries.NoLibrary as error:
         raise ModelError(f"{where.parent} cannot be used here: {error} (it was made with {_made(backbone)})") from error
     except (ValueError, RuntimeError, AttributeError) as error:
@@ -110,7 +115,7 @@ def _made(backbone: Backbone) -> str:
 def _same_library(facts: ModelFacts) -> bool:
     """Whether the network's code is that of the version it was adopted with; our own always is."""
     library = facts.backbone.library
-    return library is None or libraries.version(library.name) == library.version
+    return library is None or library.name == own_code.CODE or libraries.version(library.name) == library.version
 
 
 def fresh_values(net: GrowingNetwork) -> dict[str, tuple[float, ...]]:
@@ -207,7 +212,7 @@ def _fits(net: GrowingNetwork, task: TaskFacts, tensors: Mapping[str, Tensor], n
 
 
 def preparation(preprocessing: Preprocessing) -> Preparation:
-    """How bytes become the network's input."""
+    """How bytes become the network's input; values are it."""
     return Preparation(mean=preprocessing.mean, std=preprocessing.std)
 
 
@@ -217,7 +222,8 @@ def preparation(preprocessing: Preprocessing) -> Preparation:
 def environment(backbone: Backbone) -> dict[str, str]:
     """All that bits depend on beside the folder. Probes run on one thread of the CPU, so threads are no part of it."""
     library = backbone.library
-    return ({} if library is None else {library.name: libraries.version(library.name)}) | {
+    known = library is not None and library.name != own_code.CODE
+    return ({} if library is None or not known else {library.name: libraries.version(library.name)}) | {
         "torch": torch.__version__,
         "system": platform.system(),
         "machine": platform.machine(),

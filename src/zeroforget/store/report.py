@@ -100,11 +100,10 @@ def page(
 
 
 def _lead(model: Model) -> str:
-    channels, height, width = model.shape
-    kind, count = "gray" if channels == 1 else "color", len(model.tasks)
+    count = len(model.tasks)
     tasks = "1 task" if count == 1 else f"{count} tasks, one after another; none changed an earlier one by a bit"
     return (
-        f"It classifies {width}×{height} {kind} pictures and has learned {tasks}. It grew from "
+        f"It classifies {model.backbone.takes} and has learned {tasks}. It grew from "
         f"<code>{_text(model.backbone.network)}</code> and takes {model.bytes:,} bytes."
     )
 

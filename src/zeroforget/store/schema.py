@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zeroforget.axes.care import Care
 from zeroforget.files import json_fields
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
 from zeroforget.files.signs import has_hidden
-from zeroforget.nets.libraries import LIBRARIES, check_options
+from zeroforget.store.backbone import MOST_VALUES, Backbone, backbone_of, one_of
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name, version_of
-from zeroforget.store.options import MOST_ALIGN, MOST_PIXELS, MOST_SEED, MOST_WIDTH
+from zeroforget.store.options import MOST_PIXELS, MOST_SEED
 from zeroforget.training.intervals import interval
 
 VERSION = 1
@@ -29,6 +28,8 @@ UNMEASURED = 4
 """task.json of a classifier that was adopted without pictures."""
 NEWEST = 4
 MOST_CLASSES = 100_000
+VALUES = "values"
+"""The mode of a network that takes tensors as they are, not pictures."""
 LEAST_STD = 1e-6
 MOST_MEAN = 1e6
 """Of pixels from 0 to 1; a larger mean or deviation would leave nothing of a picture."""
@@ -36,51 +37,6 @@ TASK_FILES = ("born.safetensors", "probe.safetensors", "spread.safetensors")
 """The files of a task beside task.json, which has the hash of each."""
 _FILE = re.compile(r"[a-z]{1,32}\.safetensors")
 _LEARNED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-
-
-@dataclass(frozen=True)
-class Library:
-    """Where a network comes from that is not ours, and how its axes were found: nothing of it is proved again."""
-
-    name: str
-    version: str
-    head: str
-    """The linear layer that the library's classifier ends with; the tasks' heads take its place."""
-    keep: tuple[str, ...] = ()
-    care: Mapping[str, int] = field(default_factory=dict)
-    held: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self) | {"keep": list(self.keep), "care": dict(self.care), "held": list(self.held)}
-
-
-@dataclass(frozen=True)
-class Backbone:
-    """The network that a model grows from: enough to build it again, without its values."""
-
-    network: str
-    """A network of ours, or of a library: 'timm/convnext_tiny'."""
-    options: Mapping[str, Any]
-    shape: tuple[int, int, int]
-    """Channels, height and width of its images: 1 channel is grey, 3 are red, green and blue."""
-    start: float = 1.0
-    limit: float | None = None
-    unit: str = "features"
-    align: int = 1
-    fn: str = "reused"
-    bridge: str = "zero"
-    library: Library | None = None
-
-    def growing(self) -> dict[str, Any]:
-        """How it grows: arguments of `grow`."""
-        return {name: getattr(self, name) for name in ("start", "limit", "unit", "align", "fn", "bridge")}
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        plain = asdict(self) | {"shape": list(self.shape), "options": dict(self.options)}
-        del plain["library"]
-        return plain if self.library is None else plain | {"library": self.library.to_json()}
 
 
 @dataclass(frozen=True)
@@ -110,7 +66,7 @@ class ModelFacts:
         fields = Fields(values, where)
         version = _kind(fields, "zeroforget model", LIBRARY)
         facts = ModelFacts(
-            backbone=_backbone(fields.group("backbone"), version),
+            backbone=backbone_of(fields.group("backbone"), from_library=version >= LIBRARY),
             seed=fields.integer("seed", 0, MOST_SEED),
             made=fields.text("made", like=_LEARNED),
             program=fields.text("program"),
@@ -126,14 +82,14 @@ class Preprocessing:
     """From a picture to the network's input: turned upright, scaled to cover `size`, cut in the middle, normalized."""
 
     mode: str
-    size: tuple[int, int]
+    size: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-        return (3 if self.mode == "RGB" else 1, *self.size)
+        """Channels, height and width; of values, whatever they have."""
+        return self.size if self.mode == VALUES else (3 if self.mode == "RGB" else 1, *self.size)  # type: ignore[return-value]
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -277,7 +233,7 @@ class TaskFacts:
         name = fields.text("name", most=64)
         if not is_task_name(name) or (version_of(name)[1] is not None and version < AGAIN):
             raise fields.wrong("name", "is none that a task can have")
-        classes = fields.texts("classes", least=2, most=MOST_CLASSES)
+        classes = fields.texts("classes", least=1 if version >= UNMEASURED else 2, most=MOST_CLASSES)
         if len(set(classes)) != len(classes):
             raise fields.wrong("classes", "names a class twice")
         if any(map(has_hidden, classes)):
@@ -363,58 +319,6 @@ def _kind(fields: Fields, kind: str, newest: int = VERSION) -> int:
     return fields.integer("version", 1, newest)
 
 
-def _backbone(fields: Fields, version: int) -> Backbone:
-    options = fields.group("options")
-    library = _library(fields.group("library")) if version >= LIBRARY else None
-    if library is None:
-        chosen: Mapping[str, Any] = {name: options.number(name, 0, MOST_WIDTH) for name in list(options.values)}
-    else:
-        chosen = options.values
-        try:
-            check_options(chosen)
-        except ValueError as error:
-            raise fields.wrong("options", f"holds what cannot be: {error}") from error
-    shape = fields.integers("shape", least=3, most=3, low=1, high=MOST_PIXELS)
-    if shape[0] not in {1, 3}:
-        raise fields.wrong("shape", "must begin with 1 or 3 channels")
-    made = Backbone(
-        network=fields.text("network", most=128),
-        options=chosen,
-        shape=(shape[0], shape[1], shape[2]),
-        start=fields.number("start", 1e-6, 1),
-        limit=fields.maybe("limit", 1e-6, 64),
-        unit=_one_of(fields, "unit", "features", "weights"),
-        align=fields.integer("align", 1, MOST_ALIGN),
-        fn=_one_of(fields, "fn", "reused", "all", "none"),
-        bridge=_one_of(fields, "bridge", "zero", "random"),
-        library=library,
-    )
-    fields.done()
-    if library is not None and not made.network.startswith(f"{library.name}/"):
-        raise fields.wrong("network", "must be one of its library")
-    return made
-
-
-def _library(fields: Fields) -> Library:
-    made = Library(
-        name=_one_of(fields, "name", *LIBRARIES),
-        version=fields.text("version", most=64),
-        head=fields.text("head", most=512),
-        keep=fields.texts("keep", least=0, most=100_000),
-        care=fields.counts("care", max(Care)),
-        held=fields.texts("held", least=0, most=100_000),
-    )
-    fields.done()
-    return made
-
-
-def _one_of(fields: Fields, key: str, *known: str) -> str:
-    value = fields.text(key)
-    if value not in known:
-        raise fields.wrong(key, f"must be one of {', '.join(known)}")
-    return value
-
-
 def _fresh(fields: Fields) -> dict[str, tuple[float, ...]]:
     return {name: fields.numbers(name, least=3, most=3, low=-1e9, high=1e9) for name in list(fields.values)}
 
@@ -442,14 +346,16 @@ def _rank(fields: Fields) -> float | dict[str, float]:
 
 
 def _preprocessing(fields: Fields) -> Preprocessing:
-    mode = _one_of(fields, "mode", "RGB", "L")
-    channels = 3 if mode == "RGB" else 1
-    size = fields.integers("size", least=2, most=2, low=1, high=MOST_PIXELS)
+    mode = one_of(fields, "mode", "RGB", "L", VALUES)
+    channels, sides, high = 3 if mode == "RGB" else 1, (2, 2), MOST_PIXELS
+    if mode == VALUES:
+        sides, high = (1, 8), MOST_VALUES
+    size = fields.integers("size", least=sides[0], most=sides[1], low=1, high=high)
     if (fields.any("fit"), fields.any("resample")) != ("cover, then the centre", "bilinear"):
         raise fields.wrong("fit", "names a treatment that this version does not have")
     made = Preprocessing(
         mode=mode,
-        size=(size[0], size[1]),
+        size=size,
         mean=fields.numbers("mean", least=channels, most=channels, low=-MOST_MEAN, high=MOST_MEAN),
         std=fields.numbers("std", least=channels, most=channels, low=LEAST_STD, high=MOST_MEAN),
     )
@@ -460,7 +366,7 @@ def _preprocessing(fields: Fields) -> Preprocessing:
 def _data(fields: Fields, least: int) -> DataFacts:
     made = DataFacts(
         pixels=fields.hash("pixels"),
-        counts=fields.integers("counts", least=2, most=MOST_CLASSES),
+        counts=fields.integers("counts", least=2 if least else 1, most=MOST_CLASSES),
         skipped=fields.integer("skipped", 0, 2**40),
         held_out=fields.integer("held_out", least, 2**40),
         share=fields.number("share", 0, 1),

@@ -19,12 +19,13 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import embedded, libraries
 from zeroforget.proving.adopt import split_head
 from zeroforget.proving.grow import grow
+from zeroforget.store.backbone import Backbone
 from zeroforget.store.classifiers import IMAGENET, Classifier, Given, from_library
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Chain
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, default_network
-from zeroforget.store.schema import Backbone, ModelFacts
+from zeroforget.store.schema import ModelFacts
 from zeroforget.store.weights import normalization_of
 from zeroforget.store.writing import Watch
 
@@ -116,7 +117,7 @@ def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:
             raise ModelError(
                 f"'{network}' is code of your own, which a model's folder does not hold: name a network of 'zeroforget "
                 "networks' (for 'zeroforget adopt' also one of torchvision or timm), or use zeroforget.grow or "
-                "zeroforget.adopt in Python, where any module will do"
+                "zeroforget.adopt in Python, where any module will do, and net.save to keep it"
             )
         size = size_of(options, network, nets.find(network).shape[-1])
         return Backbone(

@@ -19,7 +19,7 @@ from zeroforget.store.errors import Damaged
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures
-from zeroforget.store.schema import TaskFacts
+from zeroforget.store.schema import VALUES, TaskFacts
 from zeroforget.store.trust import Trust, read_trust
 from zeroforget.training import logits
 from zeroforget.training.intervals import interval
@@ -141,9 +141,9 @@ def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapp
         return _broken(wrong)
     files, links = 1 + sum(1 + len(task.files) for task in chain.tasks), counted(len(chain.tasks), "link")
     proofs = [Proof(FILES, True, f"{counted(files, 'file')}, each with the hash written down; {links} of the chain")]
-    found = _Networks(environment(chain.model.backbone))
     try:
         net = assemble(chain.model, tasks, folder.tensors, folder.path / "model.json")
+        found = _Networks(environment(chain.model.backbone))  # asks a library, which may be missing
         for (task, place), dense in zip(tasks, each_dense(net), strict=True):
             which.check(folder.tensors(place, task, SPREAD), dense, task.clusters, place / SPREAD)
             found.add(task, dense, folder.tensors(place, task, PROBE))
@@ -153,6 +153,8 @@ def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapp
         )
     proofs += [found.answers(), found.same_networks()]
     measured = []
+    if data:
+        chain.check_pictures()
     for name, at in (data or {}).items():
         task = chain.find(name)
         measured.append(measure(task, net.dense(task.number - 1), at))
@@ -216,8 +218,9 @@ class _Networks:
 
 
 def _is_probe(images: Tensor, task: TaskFacts) -> bool:
-    """At least one picture, as the network takes them: of none the answers are always right."""
-    fits = images.dtype == torch.uint8 and tuple(images.shape[1:]) == task.preprocessing.shape
+    """At least one input, as the network takes them: of none the answers are always right."""
+    kind = torch.float32 if task.preprocessing.mode == VALUES else torch.uint8
+    fits = images.dtype == kind and tuple(images.shape[1:]) == task.preprocessing.shape
     return fits and 1 <= len(images) <= MOST_PROBES
 
 
@@ -234,8 +237,7 @@ def _close(now: Tensor, stored: Tensor) -> bool:
 def measure(task: TaskFacts, dense: nn.Module, pictures: Path) -> Measured:
     """A task's accuracy on a folder of class folders, and on its held-out part if it was learned from there."""
     listing = list_pictures(pictures, task.classes)
-    channels = 3 if task.preprocessing.mode == "RGB" else 1
-    decoded = read_pictures(listing, (channels, *task.preprocessing.size))
+    decoded = read_pictures(listing, task.preprocessing.shape)
     split = Split(decoded.images, decoded.labels)
     right = logits(dense, split, preparation(task.preprocessing)).argmax(1) == decoded.labels
     part = None
