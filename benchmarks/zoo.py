@@ -1,8 +1,11 @@
-"""Converts every classification model of torchvision and one of each large family of timm, and proves each.
+"""Converts every classification model of torchvision, one of each large family of timm and one of each of 60 types of
+transformers, and proves each.
 
     PYTHONPATH=src python -m benchmarks.zoo --out benchmarks/results/zoo.json --minutes 60 --workers 2
+    PYTHONPATH=src python -m benchmarks.zoo --only transformers/ --out benchmarks/results/zoo-transformers.json
 
-Needs torchvision or timm, or both; no weights are fetched. Each model runs in a process of its own with a time limit.
+Needs torchvision, timm or transformers; no weights are fetched. Each model runs in a process of its own with a time
+limit.
 `--resume` goes on with an earlier run: what came out well is not done again.
 `--docs docs/architectures.md` writes the table of a results file (`--out`) without running anything.
 """
@@ -30,6 +33,7 @@ MEMORY = 0.85
 """The share of the machine's memory that conversions may take together."""
 COPIES = 6
 """What a conversion takes, in copies of the network."""
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "zeroforget")
 GOOD = ("grown", "grown in part", "refused")
 
 
@@ -91,12 +95,14 @@ def run(args: argparse.Namespace) -> None:
     done = {(row["library"], row["model"]) for row in rows}
     chosen = [c for c in chosen if args.only in f"{c.library}/{c.model}" and (c.library, c.model) not in done]
     if not chosen:
-        raise SystemExit("no model to convert: install torchvision or timm, or check --only")
+        raise SystemExit("no model to convert: install torchvision, timm or transformers, or check --only")
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": "PYTHONPATH=src python -m benchmarks.zoo " + " ".join(sys.argv[1:]),
         "commit": commit(),
-        "versions": {name: v for name in ("torch", "torchvision", "timm", "zeroforget") if (v := _version(name))},
+        "versions": {
+            name: v for name in ("torch", "torchvision", "timm", "transformers", "zeroforget") if (v := _version(name))
+        },
         "cpus": os.cpu_count(),
     }
     end = began + 60 * args.minutes
@@ -163,7 +169,7 @@ def _prepare() -> None:
     """Import the libraries once, in a server whose forks do the work, each on one thread and without a GPU."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(["torchvision.models", "timm", "benchmarks.zoo_one"])
+    multiprocessing.set_forkserver_preload(["torchvision.models", "timm", "transformers", "benchmarks.zoo_one"])
 
 
 def _process(choice: Choice, seconds: float) -> dict[str, object]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+# ruff: noqa: E501  (a row of a table is a line)
 HEAD = """# Architectures
 
 `grow` and `adopt` take a network as it is. They watch it run once, find out which dimensions of its parameters are the
@@ -24,7 +25,10 @@ the operator, the module and the remedy, or kept at its width with `unknown="kee
 | weight-standardized convolutions | grow, coupled |
 | channel shuffle | grows where the halves stay whole, else that trunk is kept |
 | transposed convolutions | grow, coupled |
-| recurrent layers, spectral operators, whatever has no rule | refused, or kept with a warning |
+| LSTM, GRU and plain recurrent layers, packed sentences, cells stepped through by hand | the hidden size grows |
+| weight norm and other parametrizations (`torch.nn.utils.parametrizations`) | grow |
+| heads that are a convolution of one point, the last word's scores, a mean of places or of several heads | adopted as they are; each task has its own |
+| whatever has no rule | refused, or kept with a warning |
 
 *Coupled* means that a statistic, such as a layer norm's, runs over the features. Earlier tasks are exact all the same.
 Only the start of a later task is not the very function of the one before.
@@ -42,17 +46,43 @@ Only the start of a later task is not the very function of the one before.
   a grown network in training mode. In eval mode it answers through `dense`, which has no gradients.
 - It may take several inputs: pass a tuple or a dictionary as the example, and ask `net(**batch, task="birds")`. If the
   answer has several parts, `output="logits"` (a name or a place) says which one counts.
-- Plain tensor attributes are copied with it and keep their size. Hooks that write weights
-  (`torch.nn.utils.weight_norm`) are refused; use `torch.nn.utils.parametrizations.weight_norm`. Layers under a spectral
-  norm do not grow.
+- Plain tensor attributes are copied with it and keep their size.
 - Parameters with `requires_grad=False` stay what they are. Features born later learn there too.
 - A number of features in the code (`/ 8` instead of `/ y.shape[1]`) is adapted if it is an attribute with a size's name
   and a shape needs it. A number of heads may have any name without a leading underscore. Where it is only arithmetic,
   nobody can tell: earlier tasks are exact all the same, but later ones compute with the old number.
 - Channels last is kept, and its bits with it.
 
+## What stays refused, and why
+
+With `unknown="keep"` the first group is left at its width and the rest grows. The second group is refused either way.
+
+| kept at their width | why |
+|---|---|
+| layers under a spectral or an orthogonal parametrization | their buffers hold values for each feature, which only the layer knows how to make |
+| an LSTM with `proj_size` | its state and its output are of different widths |
+| `chunk` or `split` into parts of unequal size | seams move when the whole grows |
+| sorting, rolling, `topk`, a cumulative sum or a Fourier transform along features | their order matters, so new ones would change old ones |
+| pooling over features | they are neighbours there |
+| experts that a router chooses among (Mixtral) | their number is written into the code |
+| sizes read from an object that is not a module (`self.config.n_head`) | they cannot be told from other numbers |
+| `as_strided`, sparse products, a product with a vector | an operator without a rule |
+
+| refused | why |
+|---|---|
+| hooks, closures, weak references and globals that lead to the given network | every copy would go on reading it |
+| locks, open files, generators as attributes | they cannot be copied |
+| `nn.Embedding(max_norm=...)`, code that writes into its own parameters | old answers would change |
+| `sparse=True` embeddings | a sparse gradient cannot be cut |
+| float16 parameters | steps and statistics round to zero |
+| hooks that write weights (`torch.nn.utils.weight_norm`, pruning) | use `torch.nn.utils.parametrizations`, or make them final |
+| `torch.autograd.grad` in `forward` | what learns is not what is asked |
+| code that asks for a width, random numbers in eval mode, state in plain attributes | a grown network would compute other things |
+| a softmax or a sigmoid behind the head (`adopt`) | class scores are wanted |
+
 `dense(task)` is a `Sequential` of `features` and `head`. `features` is the network's own class with plain modules of
-that task's widths. It has a plain state dict, exports to ONNX and compiles.
+that task's widths. It has a plain state dict, exports to ONNX and compiles. Where heads stay in their places,
+`features` ends in the scores and `head` passes them on.
 """
 NONE = """
 The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, which runs where either is installed:
@@ -65,7 +95,24 @@ The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, whi
 def write(page: Path, results: Path) -> None:
     """Write the page; with the results' table where there are results."""
     text = HEAD + (_results(json.loads(results.read_text())) if results.is_file() else NONE)
-    page.write_text(text)
+    other = results.with_name("zoo-transformers.json")
+    page.write_text(text + (_transformers(json.loads(other.read_text())) if other.is_file() else ""))
+
+
+def _transformers(found: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    adopted = sum(row["adopted"] for row in found["models"])
+    return "\n".join(
+        [
+            "\n## Models of transformers\n",
+            f"One model of each of {len(found['models'])} widely used types, small, with random weights "
+            f"(`benchmarks/zoo_huggingface.py` has their settings). {adopted} are classifiers\n"
+            "of the library and were adopted with their heads; of the others the last states, pooled, were grown. The\n"
+            f"same was compared as above. Made on {found['date'][:10]} ({versions}; commit {found['commit']}) by\n\n"
+            f"    {found['command']}\n",
+            *_tables(found["models"]),
+        ]
+    )
 
 
 def _results(found: dict[str, Any]) -> str:
@@ -82,15 +129,21 @@ def _results(found: dict[str, Any]) -> str:
         "input size given. Models of torchvision were adopted with\ntheir own heads"
         f"{_unless(found['models'])}. Of timm, the feature extractor was grown.\n",
     ]
-    for library in sorted({row["library"] for row in found["models"]}):
-        rows = [row for row in found["models"] if row["library"] == library]
+    return "\n".join([*lines, *_tables(found["models"])])
+
+
+def _tables(models: list[dict[str, Any]]) -> list[str]:
+    """A table for each library."""
+    lines: list[str] = []
+    for library in sorted({row["library"] for row in models}):
+        rows = [row for row in models if row["library"] == library]
         counts = {s: sum(r["status"] == s for r in rows) for s in sorted({r["status"] for r in rows})}
         lines.append(f"### {library}: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "\n")
         lines.append("| model | million weights | input | outcome | axes | coupled | kept | seconds | why |")
         lines.append("|---|--:|--:|---|--:|--:|--:|--:|---|")
         lines += [_line(row) for row in rows]
         lines.append("")
-    return "\n".join(lines)
+    return lines
 
 
 def _unless(rows: list[dict[str, Any]]) -> str:
@@ -104,7 +157,8 @@ def _unless(rows: list[dict[str, Any]]) -> str:
 def _line(row: dict[str, Any]) -> str:
     why = row["why"].replace("|", "/").replace("\n", " ")
     why = why if len(why) <= 240 else why[:237] + "..."
+    millions = f"{row['weights'] / 1e6:{'.1f' if row['weights'] > 5e4 else '.2f'}}"
     return (
-        f"| {row['model']} | {row['weights'] / 1e6:.1f} | {row['size']} | {row['status']} | {row['axes']} | "
+        f"| {row['model']} | {millions} | {row['size']} | {row['status']} | {row['axes']} | "
         f"{row['coupled']} | {row['kept']} | {row['seconds']:.1f} | {why} |"
     )

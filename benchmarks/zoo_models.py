@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+
+from benchmarks.zoo_huggingface import TYPES, build_huggingface
 
 SMALL = (
     "atto",
@@ -53,8 +58,14 @@ class Choice:
 
 
 def choices(families: int) -> list[Choice]:
-    """All of torchvision's classification models and one of each of timm's largest families, smallest first."""
-    return sorted([*_torchvision(), *_timm(families)], key=lambda c: c.weights)
+    """All of torchvision's classification models, one of each of timm's largest families and one of each of 60 types of
+    transformers, smallest first."""
+    return sorted([*_torchvision(), *_timm(families), *_transformers()], key=lambda c: c.weights)
+
+
+def _transformers() -> Iterator[Choice]:
+    if importlib.util.find_spec("transformers") is not None:
+        yield from (Choice("transformers", kind, kind, 1e5) for kind in TYPES)
 
 
 def _torchvision() -> Iterator[Choice]:
@@ -88,9 +99,13 @@ def _order(name: str) -> tuple[float, int, str]:
     return (small + large + resolution + sum(n for n in numbers if n < 160) / 100, len(name), name)
 
 
-def build(choice: Choice) -> tuple[Any, tuple[int, int, int]]:
-    """The classifier (of timm: the feature extractor) and the shape of its input, small where the model allows it."""
-    return _build_torchvision(choice.model) if choice.library == "torchvision" else _build_timm(choice.model)
+def build(choice: Choice) -> tuple[Any, Any, str | None]:
+    """The classifier (of timm: the feature extractor), a batch for it, small where the model allows it, and which part
+    of its answer counts."""
+    if choice.library == "transformers":
+        return build_huggingface(choice.model)
+    net, shape = _build_torchvision(choice.model) if choice.library == "torchvision" else _build_timm(choice.model)
+    return net, torch.randn(2, *shape), None
 
 
 def _build_torchvision(name: str) -> tuple[Any, tuple[int, int, int]]:
@@ -122,8 +137,6 @@ def _build_timm(name: str) -> tuple[Any, tuple[int, int, int]]:
 
 def _takes(net: Any, shape: tuple[int, int, int]) -> bool:
     """Whether the model runs on inputs of this shape; no storage is needed to see that."""
-    import torch
-
     from zeroforget.axes.plain_modules import hollow
 
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from torch import Tensor, nn
 
 from benchmarks.zoo_models import Choice, build
 from zeroforget.axes.find import CannotGrow
+from zeroforget.axes.inputs import as_batch
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.adopt import adopt
 from zeroforget.proving.grow import grow
+from zeroforget.proving.trial import without_gradient
 
 
 def answer(choice: Choice, pipe: Connection) -> None:
@@ -33,19 +37,19 @@ def answer(choice: Choice, pipe: Connection) -> None:
 def convert(choice: Choice) -> dict[str, Any]:
     """A row of the results."""
     torch.manual_seed(0)
-    plain, shape = build(choice)
+    plain, x, output = build(choice)
     _age(plain.requires_grad_(False).eval())
-    x = torch.randn(2, *shape)
-    row: dict[str, Any] = {"weights": sum(p.numel() for p in plain.parameters()), "size": shape[1]}
+    shape = next(iter(x.values())).shape if isinstance(x, dict) else x.shape
+    row: dict[str, Any] = {"weights": sum(p.numel() for p in plain.parameters()), "size": shape[-1]}
     warnings.simplefilter("ignore")
     began = time.process_time()
     try:
-        net, row["adopted"] = _take(choice, plain, x)
+        net, row["adopted"] = _take(choice, plain, x, output)
     except CannotGrow as error:
         return row | {"status": "refused", "why": str(error)[:900], "seconds": _since(began)}
     row |= {"seconds": _since(began)} | _facts(net)
     began = time.process_time()
-    wrong = _grow_and_compare(net, plain, x, adopted=row["adopted"])
+    wrong = _grow_and_compare(net, lambda: _asked(plain, x, output), x, adopted=row["adopted"])
     row["trained"] = _since(began)
     if wrong:
         return row | {"status": "wrong", "why": wrong}
@@ -63,15 +67,22 @@ def _age(plain: nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
-def _take(choice: Choice, plain: nn.Module, x: Tensor) -> tuple[GrowingNetwork, bool]:
-    """A classifier is adopted with its own head; where that is not its last layer, its logits count as features."""
-    if choice.library == "torchvision":
+def _asked(plain: nn.Module, x: Any, output: str | None) -> Tensor:
+    """What the given network answers."""
+    answer = plain(**x) if isinstance(x, dict) else plain(x)
+    out: Tensor = answer if output is None else answer[output]
+    return out
+
+
+def _take(choice: Choice, plain: nn.Module, x: Any, output: str | None) -> tuple[GrowingNetwork, bool]:
+    """A classifier is adopted with its own head; where none can be told, its logits count as features."""
+    if choice.library == "torchvision" or output is not None:
         try:
-            return adopt(plain, x, task="imagenet", unknown="keep"), True
+            return adopt(plain, x, task="imagenet", unknown="keep", output=output), True
         except CannotGrow as error:
             if "head" not in str(error):
                 raise
-    net = grow(plain, x, unknown="keep")
+    net = grow(plain, x, unknown="keep", output=output)
     net.add_task("imagenet", 10)
     return net.eval(), False
 
@@ -87,32 +98,34 @@ def _facts(net: GrowingNetwork) -> dict[str, Any]:
     }
 
 
-def _grow_and_compare(net: GrowingNetwork, plain: nn.Module, x: Tensor, *, adopted: bool) -> str:
+def _grow_and_compare(net: GrowingNetwork, given: Callable[[], Tensor], x: Any, *, adopted: bool) -> str:
     """Teach a second task one step; what is wrong with the first one afterwards, or nothing."""
     with torch.no_grad():
         before = net(x, 0)
-        if not torch.equal(_first(net, x, whole=adopted), plain(x)):
+        if not torch.equal(_first(net, x, whole=adopted), given()):
             return "the converted network's outputs are not those of the given one"
     net.add_task("more", 3, growth={axis: max(1, size // 20) for axis, size in net.axes.sizes.items()})
     net.train()
     step = torch.optim.SGD(net.newborn(), lr=0.01, momentum=0.9, weight_decay=0.1)
     nn.functional.cross_entropy(net(x, 1), torch.tensor([0, 1])).backward()
-    if missing := [name for name, p in net.named_parameters() if p.grad is None]:
+    given_one = functools.partial(without_gradient, net.axes)
+    if missing := [name for name, p in net.named_parameters() if p.grad is None and not given_one(name)]:
         return f"no gradient reaches {missing[0]} and {len(missing) - 1} more"
     step.step()
     net.eval()
     with torch.no_grad():
-        if net.dense(1)(x).shape != (2, 3):
+        if net(x, 1).shape != (2, 3):
             return "the second task does not run"
         if not torch.equal(net(x, 0), before):
             return "the first task's logits changed"
     return ""
 
 
-def _first(net: GrowingNetwork, x: Tensor, *, whole: bool) -> Tensor:
+def _first(net: GrowingNetwork, x: Any, *, whole: bool) -> Tensor:
     """What the first task's own network answers: logits, or of a grown feature extractor the features."""
     dense = net.dense(0)
-    out: Tensor = (dense if whole else dense.get_submodule("features"))(x)
+    asked = dense if whole else dense.get_submodule("features")
+    out: Tensor = asked(as_batch(asked, x)) if isinstance(x, dict) else asked(x)
     return out
 
 

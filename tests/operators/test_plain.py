@@ -291,3 +291,18 @@ def test_gradients_of_scale_and_shift_are_the_sums_they_should_be(data: st.DataO
     near = dict(atol=0.3, rtol=0.1) if dtype == torch.bfloat16 else dict(atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(by_scale.double(), (g.double() * y.double()).sum(rest), **near)
     torch.testing.assert_close(total.double(), g.double().sum(rest), **near)
+
+
+@pytest.mark.parametrize(("kernel", "height", "channels"), [(31, 16, 1), (33, 17, 2), (65, 16, 3)])
+def test_gradients_of_kernels_that_reach_across_a_whole_image_are_right(
+    kernel: int, height: int, channels: int
+) -> None:
+    """The library's own ends the process, or is wrong (torch 2.13)."""
+    torch.manual_seed(0)
+    geometry = Geometry((1, 1), (kernel // 2, 0), (1, 1), 1)
+    x, g = torch.randn(2, channels, height, 8), torch.randn(2, channels, height, 8)
+    like = torch.randn(channels, channels, kernel, 1)
+    rows = torch.zeros(2, channels, height + 2 * (kernel // 2), 8, dtype=torch.float64)
+    rows[:, :, kernel // 2 : kernel // 2 + height] = x
+    wanted = torch.einsum("bchwk,bohw->ock", rows.unfold(2, kernel, 1), g.double())
+    torch.testing.assert_close(weight_gradient(g, x, like, geometry).squeeze(3).double(), wanted, rtol=1e-4, atol=1e-4)

@@ -406,4 +406,56 @@ class RepeatingLlama(Llama):
         super().__init__(repeat=True)
 
 
-PATTERNS |= {"Llama": (Llama, WORDS, 3, 1), "RepeatingLlama": (RepeatingLlama, WORDS, 3, 1)}
+class Recurrent(nn.Module):
+    """Two layers of an LSTM in both directions, a GRU, and a plain recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(11, 5), nn.LSTM(5, 4, 2, batch_first=True, bidirectional=True)
+        self.gru, self.plain = nn.GRU(8, 6, batch_first=True, bias=False), nn.RNN(6, 5, batch_first=True)
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        states, _ = self.plain(self.gru(self.lstm(self.embed(words))[0])[0])
+        return self.last(states[:, -1].relu())
+
+
+class Packed(nn.Module):
+    """Sentences of several lengths, packed for an LSTM and padded again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.last = nn.Embedding(11, 5), nn.LSTM(5, 4, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        lengths = 1 + (words[:, 1:] > 4).sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(words), lengths, batch_first=True, enforce_sorted=False)
+        states, (last, _) = self.lstm(packed)
+        states, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
+        return self.last(torch.cat([states.sum(1), last[0]], 1))
+
+
+class Cells(nn.Module):
+    """Recurrent layers stepped through by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.plain = nn.LSTMCell(5, 6), nn.GRUCell(6, 4), nn.RNNCell(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, kept, last = None, None, None
+        for _ in range(3):
+            state = self.lstm(x, state)
+            kept = self.gru(state[0], kept)
+            last = self.plain(kept, last)
+        assert last is not None
+        return last
+
+
+PATTERNS |= {
+    "Llama": (Llama, WORDS, 3, 1),
+    "RepeatingLlama": (RepeatingLlama, WORDS, 3, 1),
+    "Recurrent": (Recurrent, WORDS, 5, 0),
+    "Packed": (Packed, WORDS, 3, 0),
+    "Cells": (Cells, ROWS, 3, 0),
+}

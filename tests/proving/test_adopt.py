@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.growing.helpers import train, unaligned
+from tests.growing.test_ways import Made
 from tests.proving.patterns import IMAGES, ROWS, WORDS, ConvNeXt, DenseNet, Encoder, MobileNet, Swin, VisionTransformer
 from zeroforget.axes.find import CannotGrow
 from zeroforget.nets import build
@@ -31,6 +33,7 @@ class Classifier(nn.Module):
         return self.fc(self.drop(self.features(x)))
 
 
+WORD_VECTORS = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(3))
 CLASSIFIERS = {
     "VisionTransformer": lambda: (Classifier(VisionTransformer(), 12), IMAGES),
     "Encoder": lambda: (Classifier(Encoder(), 8), WORDS),
@@ -142,17 +145,83 @@ def test_the_names_of_classes_must_fit() -> None:
             adopt(classifier, x, classes=names)  # type: ignore[arg-type]
 
 
-def test_a_classifier_of_one_output_is_told_how_to_have_two() -> None:
+def test_a_classifier_of_one_output_is_adopted_as_it_is() -> None:
     torch.manual_seed(0)
-    classifier = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
-    with pytest.raises(CannotGrow, match=r"one output.*in the place of '2'"):
-        adopt(classifier, ROWS)
-    two = nn.Linear(8, 2)
-    with torch.no_grad():
-        two.weight.copy_(torch.cat([torch.zeros(1, 8), classifier[2].weight]))
-        two.bias.copy_(torch.cat([torch.zeros(1), classifier[2].bias]))
-        net = adopt(nn.Sequential(*classifier[:2], two), ROWS)
-        torch.testing.assert_close(net(ROWS, 0).softmax(1)[:, 1:], classifier(ROWS).sigmoid())
+    classifier = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)).requires_grad_(False)
+    net = adopt(classifier, ROWS)
+    assert net.history[0].names == ("output",)
+    assert torch.equal(net(ROWS, 0), classifier(ROWS))
+    assert adopt(classifier, ROWS, classes=["price"]).history[0].names == ("price",)
+
+
+def _two_heads(s: nn.Module, x: Tensor) -> Tensor:
+    return torch.stack([s.h(s.a(x).relu()), s.g(s.b(x).tanh())]).mean(0)
+
+
+PLACES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "convolution": (
+        lambda: nn.Sequential(*_stem(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 5, 1), nn.Flatten()),
+        IMAGES,
+    ),
+    "pooled scores": (
+        lambda: nn.Sequential(*_stem(), nn.Conv2d(8, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        IMAGES,
+    ),
+    "last word": (
+        lambda: Made(lambda s, x: s.h(s.a(x).tanh())[:, -1], a=nn.Linear(5, 8), h=nn.Linear(8, 4, bias=False)),
+        WORD_VECTORS,
+    ),
+    "mean of words": (
+        lambda: Made(lambda s, x: s.h(s.a(x).tanh()).mean(1), a=nn.Linear(5, 8), h=nn.Linear(8, 4)),
+        WORD_VECTORS,
+    ),
+    "two heads": (
+        lambda: Made(_two_heads, a=nn.Linear(5, 8), b=nn.Linear(5, 6), h=nn.Linear(8, 4), g=nn.Linear(6, 4)),
+        ROWS,
+    ),
+}
+
+
+def _stem() -> list[nn.Module]:
+    return [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_heads_that_other_code_goes_on_with_stay_in_their_places(name: str) -> None:
+    make, x = PLACES[name]
+    torch.manual_seed(0)
+    classifier = make().requires_grad_(False).eval()
+    logits = classifier(x)
+    net = adopt(classifier, x)
+    assert torch.equal(net(x, 0), logits)
+    dense = net.dense(0)
+    kinds = [type(m) for m in dense.get_submodule("features").modules()]
+    assert kinds == [type(m) for m in classifier.modules()], "not the classifier's own architecture"
+    net.add_task("more", 3, growth=dict.fromkeys(net.widths(), 2), rank=1)
+    train(net, x)
+    more = net(x, "more")
+    assert more.shape == (4, 3)
+    net.add_task("one", ["output"], growth=dict.fromkeys(net.widths(), 1))
+    train(net, x)
+    assert torch.equal(net(x, 0), logits)
+    assert torch.equal(net(x, "more"), more)
+    again = copy.deepcopy(net)
+    train(again, x)
+    assert not torch.equal(again(x, "one"), net(x, "one"))
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(again(x, "one"), net(x, "one"))
+    again.drop_task()
+    again.drop_task()
+    assert torch.equal(again(x, 0), logits)
+    again.add_task("again", 2, growth=dict.fromkeys(net.widths(), 1))
+    train(again, x)
+    assert torch.equal(again(x, 0), logits)
+
+
+@pytest.mark.parametrize("behind", [nn.Softmax(1), nn.Sigmoid(), nn.LayerNorm(4)])
+def test_a_head_whose_scores_are_mixed_is_refused(behind: nn.Module) -> None:
+    with pytest.raises(CannotGrow, match=r"do not come straight from one linear layer.*nn\.Identity"):
+        adopt(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4), behind), ROWS)
 
 
 def test_a_head_that_other_code_reads_is_refused() -> None:
@@ -182,7 +251,9 @@ def test_a_head_whose_hooks_change_its_answer_is_refused_by_their_name() -> None
             with pytest.raises(CannotGrow, match=said):
                 adopt(hooked, ROWS)
     whole, seen = small(), []
-    whole.register_forward_hook(lambda _m, _a, out: out / 2)
+    whole.register_forward_hook(lambda _m, _a, out: out / 2)  # which goes with the network
+    assert torch.equal(adopt(whole, ROWS)(ROWS, 0), whole.requires_grad_(False)(ROWS))
+    whole.register_forward_hook(lambda _m, _a, out: out.softmax(1))
     with pytest.raises(CannotGrow, match=r"straight from one linear.*forward hook .*\(of the classifier itself\)"):
         adopt(whole, ROWS)
     watched = small()

@@ -103,11 +103,11 @@ def test_heads_whose_width_comes_from_the_stream_are_tied_to_it() -> None:
     assert net.axes.attributes["first", "heads"] == (Named("patch"),)
 
 
-class Recurrent(nn.Module):
+class Projected(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.after = nn.Linear(5, 6), nn.Linear(4, 3)
-        self.lstm = nn.LSTM(6, 4, batch_first=True)
+        self.before, self.after = nn.Linear(5, 6), nn.Linear(2, 3)
+        self.lstm = nn.LSTM(6, 4, proj_size=2, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out, _ = self.lstm(F.relu(self.before(x)).unsqueeze(1))
@@ -116,11 +116,11 @@ class Recurrent(nn.Module):
 
 def test_what_cannot_be_followed_is_refused_with_all_that_must_be_kept() -> None:
     with pytest.raises(CannotGrow, match=r"'lstm' in module 'lstm'.*keep=\['before', 'lstm'\]"):
-        grow(Recurrent(), ROWS)
+        grow(Projected(), ROWS)
     with pytest.warns(UserWarning, match=r"cannot follow the operator 'lstm'.*: before, lstm"):
-        net = grow(Recurrent(), ROWS, unknown="keep")
+        net = grow(Projected(), ROWS, unknown="keep")
     assert net.axes.sizes == {"after": 3}
-    assert grow(Recurrent(), ROWS, keep=["before", "lstm"]).axes.sizes == {"after": 3}
+    assert grow(Projected(), ROWS, keep=["before", "lstm"]).axes.sizes == {"after": 3}
 
 
 class SliceOfItsOwn(nn.Module):

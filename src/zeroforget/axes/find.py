@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes import rules_math, rules_shape  # noqa: F401  (both fill the table of rules)
+from zeroforget.axes import rules_math, rules_recurrent, rules_shape  # noqa: F401  (they fill the table of rules)
 from zeroforget.axes.care import Care
 from zeroforget.axes.inputs import Batch, choices
 from zeroforget.axes.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
@@ -90,6 +90,8 @@ class Axes:
     """Parameters whose features cannot be told, with no operator to blame; none of their dimensions grows."""
     recipe: Recipe = field(default_factory=Recipe, compare=False)
     """What was asked for when they were found."""
+    ends_in: torch.dtype | None = field(default=None, compare=False)
+    """The kind of numbers of the output, where it is not that of the parameters: it ends in `.float()`."""
 
 
 def find_axes(
@@ -123,7 +125,9 @@ def find_axes(
     found.hold(held)
     found.tie()
     found.give_up()
-    axes_found = replace(found.settle(labels[1]), recipe=_recipe(net, keep, care or {}, held))
+    kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
+    ends_in = None if len(kinds) != 1 or out.dtype in kinds else out.dtype
+    axes_found = replace(found.settle(labels[1]), recipe=_recipe(net, keep, care or {}, held), ends_in=ends_in)
     if unknown == "refuse":
         refuse(axes_found)
     return axes_found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -153,6 +153,18 @@ def as_batch(net: nn.Module, example: Any) -> Batch:
 def unpacks(net: nn.Module) -> bool:
     """Whether a network takes a Batch."""
     return any(isinstance(hook, Unpack) for hook in net._forward_pre_hooks.values())
+
+
+def one_input(net: nn.Module, inputs: Sequence[Any], named: dict[str, Any]) -> Tensor | Batch:
+    """The one input that a network takes, of the arguments of a call."""
+    only = [*inputs, *named.values()]
+    if unpacks(net):
+        one = len(inputs) == 1 and not named
+        return as_batch(net, only[0]) if one else Batch(tuple(inputs), named)
+    if len(only) != 1 or not isinstance(only[0], Tensor):
+        kinds = ", ".join(type(value).__name__ for value in only)
+        raise ValueError(f"the network takes one tensor, a batch of inputs, not {kinds or 'nothing'}")
+    return only[0]
 
 
 class Several(nn.Sequential):

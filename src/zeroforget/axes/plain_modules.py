@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -39,7 +40,7 @@ _SIZES = re.compile(
     r"head|dim|feat|chan|chs|width|group|embed|inner|hidden|plane|shape|key|val|query|in_|out_|radix|split|flatten|model"
 )
 _PLACES = re.compile(
-    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool|value_groups|n_rep"
+    r"kernel|window|patch|stride|grid|depth|layer|class|ratio|pad|reduc|prefix|token|resol|seq|dilat|img|image|area|shift|pool|value_groups|n_rep|rot"
 )
 _COUNTS = re.compile(r"head|group|branch|split|num_")
 
@@ -155,6 +156,13 @@ def set_tensor(module: nn.Module, name: str, value: Tensor) -> None:
         module.register_parameter(name, nn.Parameter(value.detach(), requires_grad=False))
     else:
         module.register_buffer(name, value.detach(), persistent=name not in module._non_persistent_buffers_set)
+
+
+def list_weights(module: nn.RNNBase) -> None:
+    """A recurrent layer computes with a list of its weights: let it be of those that it has now."""
+    weights = [getattr(module, name) for name in module._flat_weights_names]
+    module._flat_weights = weights
+    module._flat_weight_refs = [weakref.ref(weight) for weight in weights]
 
 
 def replace(root: nn.Module, path: str, new: nn.Module) -> nn.Module:

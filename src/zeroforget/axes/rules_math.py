@@ -206,7 +206,8 @@ def _matmul(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels
     if len(a) < 2 or len(b) < 2:
         raise Clash("a product with a vector")
     unify(a[-1], b[-2])
-    w.couple([a[-1]])
+    if not w.is_parameter(right):  # what old features read of new ones in a weight starts at zero
+        w.couple([a[-1]])
     batch = _broadcast(a[:-2], b[:-2])
     inner = w.is_weight(left) and size(a[-2]) > 1  # of two weights one is made, which writes where it is used
     if not inner and (w.is_parameter(right) or (w.is_weight(right) and len(b) == 2)):

@@ -167,10 +167,11 @@ def _slice(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]
 
 @rule("select unbind")
 def _select(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
-    """Things that are picked out by their place are not features of one kind: their number stays."""
+    """Things that are picked out by their place are not features of one kind: their number stays, if they are used for
+    more than their shape."""
     x = w.of(given["self"])
     dim = dimension(given.get("dim", 0), len(x))
-    w.still(x[dim])
+    w.still_once_read(outs, x[dim])
     return [(*x[:dim], *x[dim + 1 :])] * len(outs)
 
 
@@ -219,13 +220,13 @@ def _along(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]
 @rule("index _unsafe_index")
 def _index(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Some dimensions are looked up by tensors of places; the others move on."""
-    x, places = w.of(given["self"]), list(given["indices"])
+    x, places = w.of(given["self"]), list[Tensor | None]()
+    for place in given["indices"]:  # a mask takes as many dimensions as it has
+        places += [place] * (place.dim() if place is not None and place.dtype == torch.bool else 1)
     w.looks_up(given["self"])
     used = [i for i, p in enumerate(places) if p is not None]
     for i in used:
         w.still(x[i])
-        if places[i].dtype == torch.bool and places[i].dim() > 1:
-            raise Clash("a mask over several dimensions")
     if used != list(range(used[0], used[-1] + 1)):
         raise Clash("a look-up by separated dimensions")
     rest = len(x) - len(used)

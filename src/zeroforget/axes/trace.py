@@ -87,6 +87,7 @@ class Watcher(TorchDispatchMode):
         self._owners: dict[int, str] = {}
         self._read: set[int] = set()
         self._fed: set[int] = set()  # what is computed from the input
+        self._pending: dict[int, Term] = {}  # what is fixed once the tensor is read
         self._sources: dict[int, list[Tensor]] = {}  # what is computed from parameters alone, and which
         self.named: dict[str, Tensor] = {
             **dict(net.named_parameters(remove_duplicate=False)),
@@ -194,6 +195,11 @@ class Watcher(TorchDispatchMode):
         for term in terms:
             fix(term)
 
+    def still_once_read(self, outs: Sequence[Tensor], term: Term) -> None:
+        """Likewise, from when an operator reads one of these; what only its shape is asked of says nothing."""
+        for out in outs:
+            self._pending[id(out)] = term
+
     @property
     def in_norm(self) -> bool:
         """Whether it is a normalization layer that runs the operator."""
@@ -262,6 +268,8 @@ class Watcher(TorchDispatchMode):
         if operator.endswith("_") and args and isinstance(args[0], Tensor):
             self._writes_into(args[0])
         for tensor in tensors(given.values()):
+            if id(tensor) in self._pending:
+                self.still(self._pending.pop(id(tensor)))
             self._read.add(id(tensor))
             self._reads(tensor)
             if id(tensor) in self._producers:
@@ -341,6 +349,11 @@ class Watcher(TorchDispatchMode):
         finally:
             net.eval()
             self.calls = calls
+
+    def answered(self, out: Tensor) -> Labels:
+        """The labels of the network's answer."""
+        self.still(self._pending.pop(id(out), 1))
+        return self.of(out)
 
     def feed(self, example: Any) -> None:
         """This is the network's input."""
@@ -443,7 +456,7 @@ def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, Labels]:
     try:
         with without_caches(net), torch.inference_mode(), watcher:
             out = net(example)
-            labels = watcher.of(out) if isinstance(out, Tensor) else ()
+            labels = watcher.answered(out) if isinstance(out, Tensor) else ()
             watcher.find_unread()
             if watcher.unread:  # of which training may tell more
                 watcher.follow_training(net, example)

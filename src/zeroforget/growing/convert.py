@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.plain_modules import forget_caches, is_layer, is_norm, replace, replace_kept
 from zeroforget.growing import user_buffers as own
+from zeroforget.growing.heads import HeadPlace
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
+from zeroforget.growing.per_task import PerTask
 from zeroforget.growing.tensors import GrowingTensor
 
 Homes = dict[str, tuple[str, str]]
 """Loose parameter → the module that uses it and its name there."""
 
 
-def live(net: nn.Module, axes: Axes, fn: str) -> tuple[nn.Module, nn.ModuleDict, Homes]:
+def live(
+    net: nn.Module, axes: Axes, fn: str, heads: PerTask, inside: Sequence[str]
+) -> tuple[nn.Module, nn.ModuleDict, Homes]:
     """The live network: a copy of the plain one with its layers, norms and loose parameters replaced.
 
-    The last come beside it, by name, each with its home.
+    The last come beside it, by name, each with its home. `inside` are the places of heads.
     """
     body = forget_caches(copy.deepcopy(net))
     loose, homes = nn.ModuleDict(), Homes()
@@ -38,13 +43,16 @@ def live(net: nn.Module, axes: Axes, fn: str) -> tuple[nn.Module, nn.ModuleDict,
             tensors[known] = GrowingTensor(parameter, axes.tensors[full], writes, blank.get(known), leans)
         return tensors[known]
 
-    inside = {id(part) for m in body.modules() if is_norm(m) for part in m.modules() if part is not m}
+    in_norms = {id(part) for m in body.modules() if is_norm(m) for part in m.modules() if part is not m}
     for path, module in list(body.named_modules(remove_duplicate=False)):
-        if id(module) in inside:  # of a normalization, which is one thing
+        if id(module) in in_norms:  # of a normalization, which is one thing
             continue
         if id(module) not in made:
             given = {n: p for n, p in module._parameters.items() if p is not None}
-            if is_layer(module):
+            if path in inside:
+                reads = axes.tensors[own.joined(path, "weight")][1]
+                made[id(module)] = HeadPlace(module, reads, heads, inside.index(path))
+            elif is_layer(module):
                 bias = growing(path, "bias", given["bias"]) if "bias" in given else None
                 normalized = "none" if path in axes.normalized or path not in axes.layers else fn
                 layer = GrowingLayer(module, growing(path, "weight", given["weight"]), bias, normalized)
@@ -66,6 +74,8 @@ def live(net: nn.Module, axes: Axes, fn: str) -> tuple[nn.Module, nn.ModuleDict,
             body = replace(body, path, made[id(module)])
     replace_kept(body, made)
     for path, rectifier in axes.rectified.items():  # it runs inside of the layer, in the same pass
+        if path in inside:
+            continue
         before = body.get_submodule(path)
         assert isinstance(before, GrowingLayer)
         before.relu = True

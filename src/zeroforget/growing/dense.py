@@ -15,6 +15,7 @@ from zeroforget.axes.inputs import Several, unpacks
 from zeroforget.axes.labels import label_size
 from zeroforget.axes.plain_modules import laid_out, remembered_sizes, replace, replace_kept, set_tensor
 from zeroforget.growing import user_buffers as own
+from zeroforget.growing.heads import HeadPlace
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.per_task import PerTask
 from zeroforget.growing.printed import Printed
@@ -29,6 +30,8 @@ class CutFrom(Printed):
     loose: nn.ModuleDict
     heads: PerTask
     extras: PerTask
+    inside: tuple[str, ...]
+    """Where heads stand inside of the network, if they do."""
     _channels_last: bool
 
     def cut(self, number: int) -> nn.Module:
@@ -59,7 +62,7 @@ class CutFrom(Printed):
         widths = self._widths(task)
         for path, module in self._skeleton[0].named_modules():
             live = self._live(path)
-            if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm)):
+            if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm, HeadPlace)):
                 for attribute, value in self._numbers(path, module, widths).items():
                     setattr(live, attribute, value)
         own.resize(self.body, self.axes.tensors, self._births, task, fill)
@@ -97,7 +100,8 @@ class DenseInTurn:
                 live.fill(task, module)
             else:
                 self._fill(live, path, task, module)
-        self._fill_head(task, self._made.get_submodule("head"))
+        if not self.net.inside:
+            self._fill_head(task, self._made.get_submodule("head"))
         return self._laid_out(self._made)
 
     def _new(self, task: int, widths: dict[str, int]) -> nn.Module:
@@ -110,8 +114,10 @@ class DenseInTurn:
             if made[id(module)] is not module:
                 features = replace(features, path, made[id(module)])
         replace_kept(features, made)
-        head = copy.deepcopy(self.net.heads[task])
-        self._fill_head(task, head)
+        head: nn.Module = nn.Identity()
+        if not self.net.inside:
+            head = copy.deepcopy(self.net.heads[task])
+            self._fill_head(task, head)
         row = Several if unpacks(features) else nn.Sequential
         whole = row(OrderedDict(features=features, head=head)).requires_grad_(False).eval()
         self._made = self._laid_out(whole)
@@ -125,16 +131,20 @@ class DenseInTurn:
         live = self.net._live(path)
         if live is None:
             return module
-        plain = live.dense(task) if isinstance(live, GrowingNorm) else module
-        if isinstance(live, (GrowingLayer, GrowingNorm)) or module._parameters or live._buffers:
+        plain, at_head = live.dense(task) if isinstance(live, GrowingNorm) else module, isinstance(live, HeadPlace)
+        kinds = (GrowingLayer, GrowingNorm, HeadPlace)
+        if isinstance(live, kinds) or module._parameters or live._buffers:
             self._parts.append((path, live, plain))
         if plain is module:
             self._fill(live, path, task, module)
-            for attribute, value in self.net._numbers(path, module, self._widths).items():
+            for attribute, value in self.net._numbers(path, module, self._widths).items() if not at_head else ():
                 setattr(module, attribute, value)
         return plain
 
     def _fill(self, live: nn.Module, path: str, task: int, module: nn.Module) -> None:
+        if isinstance(live, HeadPlace):
+            live.fill(task, module)
+            return
         if isinstance(live, GrowingLayer):
             weight, bias = live.dense(task)
             set_tensor(module, "weight", weight)

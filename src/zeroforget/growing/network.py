@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
-from zeroforget.axes.inputs import Batch, as_batch, unpacks
+from zeroforget.axes.inputs import one_input, unpacks
 from zeroforget.axes.labels import births_of
-from zeroforget.axes.plain_modules import hollow, layout_of
+from zeroforget.axes.plain_modules import hollow, layout_of, list_weights
 from zeroforget.growing import user_buffers as own
 from zeroforget.growing.births import states
 from zeroforget.growing.convert import live
 from zeroforget.growing.dense import CutFrom
 from zeroforget.growing.fingerprint import fingerprint
 from zeroforget.growing.growth import Growth, GrowthLimits, GrowthOverhead, TaskRecord, as_classes, as_growth, whole
+from zeroforget.growing.heads import new_head
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, tie
 from zeroforget.growing.per_task import PerTask
 from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_samples, leading, ranks_of
@@ -47,6 +48,7 @@ class GrowingNetwork(CutFrom):
         fn: str,
         bridge: str,
         rank: Rank = 0,
+        inside: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.axes = axes
@@ -65,12 +67,14 @@ class GrowingNetwork(CutFrom):
         self.lock = threading.RLock()
         self.heads = PerTask()
         self._begun: Begun | None = None  # of the newest head
-        body, self.loose, self._homes = live(net, axes, fn)
+        body, self.loose, self._homes = live(net, axes, fn, self.heads, inside)
         self.extras = PerTask()
         # Never a submodule: only the shape of the plain network, without storage, to build dense ones from.
         self._skeleton = (hollow(net, constants=True),)
         self._channels_last = layout_of(net) == torch.channels_last
         self.body = body
+        self.inside = tuple(inside)
+        self._listing = tuple(module for module in body.modules() if isinstance(module, nn.RNNBase))
         self._filled = own.numbers_in(self.body, axes.tensors)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
@@ -378,7 +382,7 @@ class GrowingNetwork(CutFrom):
                 raise ValueError(f"name the task: net(x, task), or net(x, task='name'); the tasks are {known}")
             *inputs, task = inputs  # type: ignore[assignment]
         number = self.number(task)
-        x = self._input(inputs, named)
+        x = one_input(self._skeleton[0], inputs, named)
         newest = number == len(self.history) - 1
         try:
             if newest and self.training:
@@ -400,24 +404,14 @@ class GrowingNetwork(CutFrom):
             ) from error
         return out
 
-    def _input(self, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
-        only = [*inputs, *named.values()]
-        if unpacks(self._skeleton[0]):
-            one = len(inputs) == 1 and not named
-            return as_batch(self._skeleton[0], only[0]) if one else Batch(tuple(inputs), named)
-        if len(only) != 1 or not isinstance(only[0], Tensor):
-            kinds = ", ".join(type(value).__name__ for value in only)
-            raise ValueError(f"the network takes one tensor, a batch of inputs, not {kinds or 'nothing'}")
-        return only[0]
-
-    def newest_logits(self, x: Tensor) -> Tensor:
+    def newest_logits(self, x: Any) -> Tensor:
         """The newest task's logits, with gradients to what is newborn."""
         self._inject()
         features = self.body(x)
         if not isinstance(features, Tensor):
             returned = type(features).__name__
             raise ValueError(f"in training mode the network returns {returned}; let it return its features alone")
-        out: Tensor = self.heads[-1](features)
+        out: Tensor = features if self.inside else self.heads[-1](features)
         return out
 
     @torch.no_grad()
@@ -460,6 +454,8 @@ class GrowingNetwork(CutFrom):
             tensor = self.loose[key]
             assert isinstance(tensor, GrowingTensor)
             self.body.get_submodule(path).__dict__[name] = tensor.whole()
+        for module in self._listing:
+            list_weights(module)
 
     def _withdraw(self) -> None:
         for path, name in self._homes.values():
@@ -469,11 +465,10 @@ class GrowingNetwork(CutFrom):
         """Buffers of the user's own modules, by the names that they have in `extras`."""
         return ((own.key(name), buffer) for name, buffer in own.buffers(self.body))
 
-    def _new_head(self, classes: int) -> nn.Linear:
-        width = len(births_of(self.axes.output, self._births))
-        held = [*(tensor.value for tensor in self.tensors()), *self.body.parameters()]
-        like = held[0] if held else torch.empty(0)
-        return nn.Linear(width, classes, device=like.device, dtype=like.dtype)
+    def _new_head(self, classes: int) -> nn.Module:
+        held = [*(tensor.value for tensor in self.tensors()), *self.body.parameters(), torch.empty(0)]
+        like = held[0] if self.axes.ends_in is None else held[0].to(self.axes.ends_in)
+        return new_head(self.body, self.axes.output, self._births, classes, like)
 
     def _cached(self, number: int) -> nn.Module:
         if (kept := self._cache.get(number)) is not None:  # without the lock: compiled code cannot follow one

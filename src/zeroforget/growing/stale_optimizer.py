@@ -56,5 +56,6 @@ def _count_steps() -> None:
 
 def _bias(heads: PerTask) -> Tensor:
     head = heads[-1]
+    head = head[0] if isinstance(head, nn.ModuleList) else head  # of several the first
     assert isinstance(head, nn.Linear)
     return head.bias

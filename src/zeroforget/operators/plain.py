@@ -7,7 +7,7 @@ for old outputs, the columns of new inputs (equation 6). The frozen block never 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -314,8 +314,19 @@ def weight_gradient(g: Tensor, x: Tensor, like: Tensor, geometry: Geometry | Non
         g, x, like = g.float(), x.float(), like.float()
     if g.device.type == "cpu" and geometry.groups == 1 and max(like.shape[2:]) == 1 and max(geometry.stride) > 1:
         return _shortcut_gradient(g, x, geometry).view(like.shape)
+    if g.device.type == "cpu" and any(
+        p >= _TALL and 2 * p >= n for p, n in zip(geometry.padding, x.shape[2:], strict=True)
+    ):
+        # With kernels that reach across a whole image the library writes beside its memory (torch 2.13), unless it is
+        # given the zeros around it.
+        x = F.pad(x, [width for width in reversed(geometry.padding) for _ in range(2)])
+        geometry = replace(geometry, padding=(0,) * len(geometry.stride))
     _, grad, _ = convolution_backward(g, x, like, geometry, [False, True, False])
     return grad
+
+
+_TALL = 8
+"""Padding from which kernels are that large."""
 
 
 def _shortcut_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:

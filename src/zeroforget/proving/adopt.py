@@ -15,9 +15,14 @@ from zeroforget.axes.find import CannotGrow, watched
 from zeroforget.axes.plain_modules import plain_layout
 from zeroforget.axes.trace import unchanged
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import check_growth, growing
+from zeroforget.proving.heads_inside import heads_inside
 from zeroforget.proving.input_checks import one_input_and_output, taking, wavers
 from zeroforget.proving.trial_networks import in_service
+
+
+class NoLinearHead(CannotGrow):
+    """The class scores are not what a linear layer has just written."""
 
 
 @torch.inference_mode(False)
@@ -39,8 +44,10 @@ def adopt(
     """Turn a trained classifier, which is left as it is, into a growing network that knows its task already.
 
     The last linear layer, the one that writes the class scores, becomes the task's head; all before it grows with
-    later tasks. The logits of `net(x, task)` and of `net.dense(task)(x)` are those of the classifier, bit for bit, as
-    it answers in service: in eval mode, its parameters frozen.
+    later tasks. Where the network goes on with these scores, such as to pick the last word's, to average several
+    heads or to flatten a convolution's, each task has layers of its own in their place. The logits of `net(x, task)`
+    and of `net.dense(task)(x)` are those of the classifier, bit for bit, as it answers in service: in eval mode, its
+    parameters frozen.
 
     Args:
         classifier: any module that returns (batch, classes); its axes are found by watching it run.
@@ -59,28 +66,54 @@ def adopt(
         CannotGrow: its class scores do not come straight from a linear layer, or its features cannot be followed.
         ValueError: an argument is out of range.
     """
+    check_growth(1.0, fn, bridge, unknown, unit, align, keep)
     classifier, example = one_input_and_output(classifier, example, output)
     example = plain_layout(example)
     if classes is not None and (isinstance(classes, str) or not isinstance(classes, Collection)):
         raise ValueError(f"classes lists the names of the classes, not {classes!r}")
-    with taking(classifier, example):
-        watched(classifier, example)  # a copy: it tells whether the given one may be asked
-        features, head = split_head(classifier, example)
-    if classes is not None and (len(classes) != head.out_features or len(set(classes)) != len(classes)):
-        raise ValueError(
-            f"the classifier has {head.out_features} classes, but classes names {len(set(classes))} different ones"
-        )
-    net = grow(features, example, limit=limit, unit=unit, align=align, keep=keep, fn=fn, bridge=bridge, unknown=unknown)
-    net.add_task(task, head.out_features if classes is None else list(map(str, classes)))
+    network, heads, inside = _parts(classifier, example)
+    names = _classes(heads[0], classes)
+    ways = (fn, bridge, 0)
+    net = growing(network, example, (1.0, limit, unit, align), ways, keep=keep, unknown=unknown, inside=inside)
+    net.add_task(task, names)
     net.eval()
-    own = net.heads[0]
-    with torch.no_grad():
-        own.get_parameter("weight").copy_(head.weight)
-        own.get_parameter("bias").zero_()
-        if head.bias is not None:
-            own.get_parameter("bias").copy_(head.bias)
+    _take_over(net.heads[0], heads)
     _compare(net, classifier, example)
     return net
+
+
+def _parts(classifier: nn.Module, example: Any) -> tuple[nn.Module, list[nn.Module], tuple[str, ...]]:
+    """What is to grow, the heads, and where these stand if they are inside of it."""
+    with taking(classifier, example):
+        watched(classifier, example)  # a copy: it tells whether the given one may be asked
+        try:
+            features, head = split_head(classifier, example)
+        except NoLinearHead as error:
+            if inside := heads_inside(classifier, example):
+                return classifier, [classifier.get_submodule(path) for path in inside], inside
+            raise CannotGrow(str(error)) from error
+    return features, [head], ()
+
+
+@torch.no_grad()
+def _take_over(head: nn.Module, given: list[nn.Module]) -> None:
+    """The first task's head gets the values of those that were given."""
+    own = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    for layer, before in zip(own, given, strict=True):
+        layer.weight.copy_(before.get_parameter("weight").flatten(1))
+        layer.bias.zero_()
+        if (bias := before._parameters.get("bias")) is not None:
+            layer.bias.copy_(bias)
+
+
+def _classes(head: nn.Module, names: Collection[str] | None) -> int | list[str]:
+    """The classes of the first task: their names, or how many. One output is no choice of classes, so it has a name."""
+    outputs = len(head.get_parameter("weight"))
+    if names is None:
+        return outputs if outputs > 1 else ["output"]
+    if len(names) != outputs or len(set(names)) != outputs:
+        raise ValueError(f"the classifier has {outputs} classes, but classes names {len(set(names))} different ones")
+    return list(map(str, names))
 
 
 def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
@@ -95,11 +128,6 @@ def split_head(classifier: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Li
     if out.dim() != 2:
         raise CannotGrow(
             f"a classifier must return (batch, classes), not {tuple(out.shape)}; its head cannot be split off"
-        )
-    if head.out_features < 2:
-        raise CannotGrow(
-            "the classifier has one output, and a task has two classes or more. Put a linear layer with two outputs in "
-            f"the place of '{path}', the first of zeros and the second its own: softmax of the two is its sigmoid"
         )
     if not out.isfinite().all():
         raise CannotGrow(
@@ -173,7 +201,7 @@ def find_head(classifier: nn.Module, example: Tensor) -> tuple[str, Tensor]:
     last = next((path for path, value in reversed(written) if value is out), None)
     if last is None or paths.count(last) != 1:
         hooked = [f"'{path}'" if path else "the classifier itself" for path, m in modules.items() if m._forward_hooks]
-        raise CannotGrow(
+        raise NoLinearHead(
             "the class scores do not come straight from one linear layer, so there is no head to split off. Replace "
             "what comes last by nn.Identity() and pass that network to grow(), then add a task for its classes"
             + (f". If it is a forward hook that writes them (of {', '.join(hooked[:4])}), remove it" if hooked else "")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -68,16 +69,35 @@ def grow(
     """
     check_growth(start, fn, bridge, unknown, unit, align, keep)
     net, example = one_input_and_output(net, example, output)
-    example = plain_layout(example)
+    shares = (start, limit, unit, align)
+    return growing(net, plain_layout(example), shares, (fn, bridge, rank), keep=keep, unknown=unknown)
+
+
+def growing(
+    net: nn.Module,
+    example: Any,
+    shares: tuple[float, float | None, str, int],
+    ways: tuple[str, str, Rank],
+    *,
+    keep: Collection[str],
+    unknown: str,
+    inside: Sequence[str] = (),
+) -> GrowingNetwork:
+    """A network of one input and output, proved and growing: `shares` are start, limit, unit and align; `ways` are fn,
+    bridge and rank; `inside` are the layers that each task has for itself, as its head."""
+    start, limit, unit, align = shares
+    fn, bridge, rank = ways
+    keep = [*keep, *inside]
     with torch.inference_mode(False), taking(net, example):  # what is made in inference mode could never learn
         axes = proven_axes(net, example, keep=keep, unknown=unknown)
+        axes = dataclasses.replace(axes, kept=tuple(path for path in axes.kept if path not in inside))
     limits = _checked_limits(net, axes, start, limit, unit, align)
     if start < 1:
         none = dict.fromkeys(axes.sizes, 0)
         with torch.inference_mode(False), taking(net, example):
             check_start(net, axes, example, limits.plan(dict.fromkeys(axes.sizes, 0.0), none, start)[1])
     with torch.inference_mode(False):
-        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank)
+        grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank, inside)
     idle = {name.rpartition(".")[0] or name for name in axes.idle}
     unread = {name.rpartition(".")[0] or name for name in axes.unread}
     _notice(axes, [*keep, *idle])
@@ -123,13 +143,13 @@ def _warn_of_idle(unread: Collection[str], cut_off: Collection[str]) -> None:
             f"{_quoted(unread)} took no part in the answer to the example and gets no features of its own. What runs "
             "only for other inputs does not fit the network once it has grown: pass an example that reaches it, or "
             "switch it off first (torchvision: aux_logits=False)",
-            stacklevel=3,
+            stacklevel=4,
         )
     if cut_off:
         warnings.warn(
             f"no gradient from the answer reaches {_quoted(cut_off)} (torch.no_grad, detach, a branch whose output is "
             "not returned), so nothing could be learned there and no feature is added",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -143,7 +163,7 @@ def _notice(axes: Axes, keep: Collection[str]) -> None:
     fixed = [path or "parameters of its own" for path in axes.kept if not _below(path, keep)]
     if fixed:
         why = next(iter(axes.unfollowed.values()), "their output is tied to a fixed size")
-        warnings.warn(f"these layers keep their width, {why}: {_some(fixed)}", stacklevel=3)
+        warnings.warn(f"these layers keep their width, {why}: {_some(fixed)}", stacklevel=4)
 
 
 def _warn_of_silent(axes: Axes, known: Collection[str]) -> None:
@@ -153,7 +173,7 @@ def _warn_of_silent(axes: Axes, known: Collection[str]) -> None:
         warnings.warn(
             "these parameters keep their shape, for it does not show which of their numbers are features: "
             f"{_some(names)}. A matrix in x @ weight or weight @ x grows",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

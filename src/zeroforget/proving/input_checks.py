@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.axes.find import CannotGrow
-from zeroforget.axes.inputs import Batch, as_batch, with_one_input_and_output
+from zeroforget.axes.inputs import Batch, Pick, Unpack, as_batch, with_one_input_and_output
 from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
 from zeroforget.axes.trace import unchanged
 from zeroforget.proving.shared_objects import refuse_shared
@@ -192,7 +192,11 @@ def unused(net: nn.Module, example: Tensor) -> list[str]:
 
 def hints(net: nn.Module) -> str:
     """What about this network may explain a failed trial, as sentences to put behind the message."""
-    hooked = [path for path, m in net.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+    hooked = [
+        path
+        for path, m in net.named_modules()
+        if any(not isinstance(h, (Pick, Unpack)) for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    ]
     plain = [
         f"{path}.{name}" if path else name
         for path, module in net.named_modules()

@@ -36,7 +36,10 @@ _ATTEMPTS = 12
 _BY = 3  # new features on each axis: of a single one, a ReLU may hide the effect again and again
 _SHIFTS = (4.0, -8.0)
 """How far the biases and gains of new features are moved: off the flat side of whatever follows, both ways."""
-_REPORT = "; please report this network"
+_OTHERWISE = (
+    ": some code there asks whether gradients are wanted, changes a tensor in place, or reads a layer's weight by "
+    "other means than its module. Compute the same either way, or grow the part of it that does"
+)
 ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, AttributeError, StopIteration, Clash)
 """What a network of the wrong width raises."""
 
@@ -214,9 +217,7 @@ class Trial:
         try:
             live = self.net.newest_logits(self.x)
         except ERRORS as error:
-            raise Unlike(
-                f"the learning network does not run ({short(error)})" + (hints(self.plain) or _REPORT)
-            ) from error
+            raise Broke(where(self.net.body, self.x), short(error)) from error
         finally:
             for handle in handles:
                 handle.remove()
@@ -225,30 +226,29 @@ class Trial:
             raise Unlike("the wider network computes NaN or infinity" + hints(self.plain))
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
             raise Unlike(
-                "the learning network and its dense form compute different things" + (hints(self.plain) or _REPORT)
+                "the network computes other things while it learns than when it answers, both in eval mode"
+                + _OTHERWISE
+                + hints(self.plain)
             )
         try:
             (live * torch.randn_like(live)).sum().backward()
         except RuntimeError as error:
-            raise Unlike(f"the learning network has no gradients ({short(error)}){_REPORT}") from error
+            raise Unlike(f"the network has no gradients to learn by ({short(error)}){_OTHERWISE}") from error
         idle = {id(p) for m in norms if id(m) not in ran for p in m.parameters()}  # used in training only, if ever
-        given = {name.rpartition(".")[0] for name in self.axes.idle} | {*self.axes.idle}
         for name, parameter in self.net.named_parameters():
-            if parameter.grad is None and id(parameter) not in idle:
-                path = name.removeprefix("body.").split(".grown")[0].split(".norms.")[0].split(".tasks.")[0]
-                if path in given or (path.startswith("loose.") and path.split(".")[1].replace("/", ".") in given):
-                    continue
+            if parameter.grad is None and id(parameter) not in idle and not without_gradient(self.axes, name):
                 raise Unlike(
-                    f"no gradient reaches what '{path}' would learn: its output is cut off (torch.no_grad, detach, "
-                    f"numpy). Let gradients pass there, or pass keep=['{path}']"
+                    f"no gradient reaches what '{_path(name)}' would learn: its output is cut off (torch.no_grad, "
+                    f"detach, numpy). Let gradients pass there, or pass keep=['{_path(name)}']"
                 )
 
     @torch.no_grad()
     def _answer(self) -> Tensor:
+        dense = self.net.dense(len(self.net.history) - 1)
         try:
-            out: Tensor = self.net.dense(len(self.net.history) - 1)(self.x)
+            out: Tensor = dense(self.x)
         except ERRORS as error:
-            raise Unlike(f"the wider network does not run ({short(error)})" + hints(self.plain)) from error
+            raise Broke(where(dense.get_submodule("features"), self.x), short(error)) from error
         return out
 
     def _felt(self, axes: Collection[str]) -> set[str]:
@@ -263,6 +263,17 @@ class Trial:
                     if bool(part.index_select(dim, own[places.index].nonzero().squeeze(1)).any()):
                         felt.add(axis)
         return felt
+
+
+def without_gradient(axes: Axes, name: str) -> bool:
+    """Whether a parameter of a growing network belongs to one that got no gradient in the given network either."""
+    path, given = _path(name), {part for idle in axes.idle for part in (idle, idle.rpartition(".")[0])}
+    return path in given or (path.startswith("loose.") and path.split(".")[1].replace("/", ".") in given)
+
+
+def _path(name: str) -> str:
+    """The path in the plain network of what a parameter of a growing one belongs to."""
+    return name.removeprefix("body.").split(".grown")[0].split(".norms.")[0].split(".tasks.")[0]
 
 
 def _newborn(tensor: GrowingTensor) -> list[tuple[Tensor, int, Places]]:

@@ -103,17 +103,22 @@ def _slim(net: nn.Module, axes: Axes, x: Tensor, find: Find) -> Subject | None:
         again = find(slim, x.to(torch.float64) if x.is_floating_point() else x)
         if again.tensors != axes.tensors or dict(again.sizes) != widths or again.output != axes.output:
             return None
-        return _shaken(slim, dataclasses.replace(axes, sizes=widths), x, torch.float64, 1e-9)
+        subject = _shaken(slim, dataclasses.replace(axes, sizes=widths), x, torch.float64, 1e-9)
+        return subject if subject.expected.dtype == torch.float64 else None
     except ERRORS:
         return None
 
 
 def _exact(net: nn.Module, x: Tensor) -> Subject:
-    """A copy in float64, where the network works in it; else in its own numbers, less exactly."""
-    try:
-        return _shaken(copy.deepcopy(net).to(torch.float64), None, x, torch.float64, 1e-9)
-    except RuntimeError:
-        return _shaken(copy.deepcopy(net), None, x, None, 1e-4)
+    """A copy in float64, where the network works in it to its end; else in its own numbers, less exactly."""
+    for kind, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        try:
+            exact = _shaken(copy.deepcopy(net).to(kind), None, x, kind, tolerance)
+        except RuntimeError:
+            continue
+        if exact.expected.dtype == kind:
+            return exact
+    return _shaken(copy.deepcopy(net), None, x, None, 1e-4)
 
 
 def _shaken(net: nn.Module, axes: Axes | None, x: Tensor, dtype: torch.dtype | None, tolerance: float) -> Subject:

@@ -67,6 +67,10 @@ def save(
         raise ModelError("the network has no task yet, and its weights are kept with the first: fit it before")
     if unpacks(net._skeleton[0]):
         raise ModelError("a network of several inputs cannot be kept in a folder; torch.save keeps it")
+    if net.inside:
+        raise ModelError(
+            "a network that goes on with its heads' scores cannot be kept in a folder; torch.save keeps it"
+        )
     folder = Folder(as_path(path))
     folder.check_place()
     if folder.exists() or folder.entries():
