@@ -74,10 +74,8 @@ def live(
             body = replace(body, path, made[id(module)])
     replace_kept(body, made)
     for path, rectifier in axes.rectified.items():  # it runs inside of the layer, in the same pass
-        if path in inside:
-            continue
         before = body.get_submodule(path)
-        assert isinstance(before, GrowingLayer)
-        before.relu = True
-        body = replace(body, rectifier, nn.Identity())
+        if isinstance(before, GrowingLayer):  # and no head
+            before.relu = True
+            body = replace(body, rectifier, nn.Identity())
     return body, loose, homes

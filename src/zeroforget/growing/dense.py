@@ -34,6 +34,11 @@ class CutFrom(Printed):
     """Where heads stand inside of the network, if they do."""
     _channels_last: bool
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether the network takes more than one input."""
+        return unpacks(self._skeleton[0])
+
     def cut(self, number: int) -> nn.Module:
         """A new network of a task's own."""
         return DenseInTurn(self).turn(number)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
-from zeroforget.axes.inputs import one_input, unpacks
+from zeroforget.axes.inputs import one_input
 from zeroforget.axes.labels import births_of
 from zeroforget.axes.plain_modules import hollow, layout_of, list_weights
 from zeroforget.growing import user_buffers as own
@@ -377,7 +377,7 @@ class GrowingNetwork(CutFrom):
         """
         if task is None:
             last = inputs[-1] if inputs and len(inputs) + len(named) > 1 else None
-            if last is None or (unpacks(self._skeleton[0]) and isinstance(last, (Tensor, Mapping, tuple, list))):
+            if last is None or (self.takes_several and isinstance(last, (Tensor, Mapping, tuple, list))):
                 known = ", ".join(map(repr, self.tasks)) or "none yet; call add_task first"
                 raise ValueError(f"name the task: net(x, task), or net(x, task='name'); the tasks are {known}")
             *inputs, task = inputs  # type: ignore[assignment]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget._version import __version__
-from zeroforget.axes.inputs import unpacks
 from zeroforget.files import atomic
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.dense import each_dense
@@ -65,7 +64,7 @@ def save(
     """
     if not net.history:
         raise ModelError("the network has no task yet, and its weights are kept with the first: fit it before")
-    if unpacks(net._skeleton[0]):
+    if net.takes_several:
         raise ModelError("a network of several inputs cannot be kept in a folder; torch.save keeps it")
     if net.inside:
         raise ModelError(
