@@ -208,6 +208,18 @@ def test_what_is_added_to_frozen_features_starts_from_their_head(data: Path, tmp
     assert torch.allclose(grower.train()(images, 2), before, atol=1e-5)
 
 
+def test_every_class_counts_the_same_however_few_pictures_it_has() -> None:
+    torch.manual_seed(0)
+    y = torch.cat([torch.zeros(200), torch.ones(10)]).long()
+    x = torch.randn(210, 2) + y[:, None]
+    shares = []
+    for even in (False, True):
+        head = fit_head((x, y), (x, y), 2, even=even)
+        shares.append(float(((torch.randn(4000, 2) + 1) @ head.weight.T + head.bias).argmax(1).double().mean()))
+    assert shares[0] < 0.3
+    assert 0.65 < shares[1] < 0.95  # evenly drawn they overlap so that 76 % of each are right
+
+
 def test_every_picture_of_a_small_set_is_tested_once(data: Path, tmp_path: Path) -> None:
     """The share is what five heads, each fitted to the other four parts, get right; twins are in the same part."""
     model = started(tmp_path, data)

@@ -27,8 +27,12 @@ class Head:
     """Weight and bias before the selection part was learned from as well."""
 
 
-def fit_head(train: tuple[Tensor, Tensor], selection: tuple[Tensor, Tensor], classes: int) -> Head:
+def fit_head(
+    train: tuple[Tensor, Tensor], selection: tuple[Tensor, Tensor], classes: int, *, even: bool = True
+) -> Head:
     """Multinomial logistic regression on (features, labels). Nothing is random.
+
+    Where it is to be `even`, every class counts the same, however many pictures it has.
 
     The strength of the pull towards zero is the one with the most accurate answers on the selection part; then the head
     is fitted to both parts. If the selection part is the training part, it is not counted twice.
@@ -40,7 +44,7 @@ def fit_head(train: tuple[Tensor, Tensor], selection: tuple[Tensor, Tensor], cla
     heads = dict[float, tuple[Tensor, Tensor]]()
     weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
     for strength in STRENGTHS:  # from strong to weak, each from where the last one ended
-        weight, bias = _fitted((x - mean) / scale, y, strength, weight, bias)
+        weight, bias = _fitted((x - mean) / scale, y, strength, weight, bias, even)
         scores = near @ weight.T + bias
         heads[strength] = weight, bias
         right = float((scores.argmax(1) == selection[1]).double().mean())
@@ -50,18 +54,20 @@ def fit_head(train: tuple[Tensor, Tensor], selection: tuple[Tensor, Tensor], cla
     first = weight / scale, bias - (weight / scale) @ mean
     if selection[0] is not train[0]:
         x, y = torch.cat([x, selection[0]]), torch.cat([y, selection[1]])
-    weight, bias = _fitted((x - mean) / scale, y, strength, weight, bias)
+    weight, bias = _fitted((x - mean) / scale, y, strength, weight, bias, even)
     weight = weight / scale
     return Head(weight, bias - weight @ mean, strength, accuracy, -loss, first)
 
 
-def _fitted(x: Tensor, y: Tensor, strength: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def _fitted(x: Tensor, y: Tensor, strength: float, weight: Tensor, bias: Tensor, even: bool) -> tuple[Tensor, Tensor]:
+    share = torch.bincount(y, minlength=len(bias)).clamp_min(1) / len(y)
+    shares = 1 / (len(bias) * share) if even else None
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = F.cross_entropy(x @ weight.T + bias, y) + strength / 2 * weight.square().sum()
+        value = F.cross_entropy(x @ weight.T + bias, y, weight=shares) + strength / 2 * weight.square().sum()
         value.backward()
         return value
 
