@@ -464,7 +464,7 @@ def test_mirrored_and_moved_pictures_are_learned_from_if_asked_for(tmp_path: Pat
 def test_a_network_near_its_limit_grows_by_what_is_left(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zeroforget.store.learning.Backbone", functools.partial(Backbone, limit=1.25))
+    monkeypatch.setattr("zeroforget.store.starting.Backbone", functools.partial(Backbone, limit=1.25))
     model, said = learned(tmp_path / "m", data, "low"), list[str]()
     facts = learn_more(model, data, "high", growth=(0.125, 0.5), epochs=1, watch=Watch(say=said.append))
     assert [row["growth"] for row in facts.training["search"]] == [0.125, 0.25]

@@ -18,6 +18,7 @@ from zeroforget.files.mistakes import WrongOption
 
 if TYPE_CHECKING:
     from zeroforget.files.terminal import Terminal
+    from zeroforget.processes import Processes
     from zeroforget.store import Options
 
 MODEL, LAB = "A model in a folder", "The laboratory"
@@ -119,6 +120,19 @@ def computing_with(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def with_others() -> Iterator[Processes]:
+    """Inside, this process learns with the others that torchrun or srun started with it; without these, alone."""
+    from zeroforget.processes import PeerLost, joined, place
+
+    try:
+        with joined(place()) as processes:
+            yield processes
+    except PeerLost as lost:
+        errors().print(str(lost), highlight=False, soft_wrap=True, markup=False)
+        raise typer.Exit(1) from None
 
 
 def _version(wanted: bool) -> None:

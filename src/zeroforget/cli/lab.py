@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zeroforget.cli.app import LAB, Log, app, as_path, console, errors
+from zeroforget.cli.app import LAB, Log, app, as_path, console, errors, with_others
 from zeroforget.cli.printing import complain, put, say
 
 if TYPE_CHECKING:
@@ -57,20 +57,24 @@ def run_command(
         seeds=None if seeds is None else _numbers(seeds),
         device=device,
     )
-    with _watching(len(experiment.runs()), parallel) as watch:
-        more: list[Observer] = [TensorBoard(out)] if tensorboard else []
-        more += [Tracked(tracker(log))] if log else []
-        watches = Several(watch, *more) if more else watch
-        try:
-            results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel)
-        except Failed as failed:
-            _show(failed.results)
-            raise
-        except KeyboardInterrupt:
-            errors().print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
-            raise typer.Exit(130) from None
-    _show(results)
-    say(f"runs are in {out / experiment.name}")
+    with with_others() as processes:
+        if not processes.first:
+            run(experiment, out, data_root=data_root, watch=Observer(), parallel=parallel)
+            return
+        with _watching(len(experiment.runs()), parallel) as watch:
+            more: list[Observer] = [TensorBoard(out)] if tensorboard else []
+            more += [Tracked(tracker(log))] if log else []
+            watches = Several(watch, *more) if more else watch
+            try:
+                results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel)
+            except Failed as failed:
+                _show(failed.results)
+                raise
+            except KeyboardInterrupt:
+                errors().print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
+                raise typer.Exit(130) from None
+        _show(results)
+        say(f"runs are in {out / experiment.name}")
 
 
 def _show(results: list[Results]) -> None:

@@ -25,6 +25,7 @@ from zeroforget.cli.app import (
     errors,
     options_of,
     typed,
+    with_others,
 )
 from zeroforget.cli.printing import between, put_json, say, show, shown, table_of
 from zeroforget.store.options import with_options
@@ -66,15 +67,18 @@ def learn_command(
 
     options = options_of(**chosen)
     opened = open_model(model)
-    tracking = _tracking(model, task, tensorboard, log)
-    with computing_with(threads), tracking as hears, _watching(wait, hears) as watch:
-        try:
-            facts = opened.learn(pictures, task, options=options, watch=watch)
-        except KeyboardInterrupt:
-            errors().print(shown(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
-            sys.exit(130)
-    _tell(opened, facts)
-    _doubt(facts)
+    with computing_with(threads), with_others() as processes:
+        if not processes.first:
+            opened.learn(pictures, task, options=options, progress=False)
+            return
+        with _tracking(model, task, tensorboard, log) as hears, _watching(wait, hears) as watch:
+            try:
+                facts = opened.learn(pictures, task, options=options, watch=watch)
+            except KeyboardInterrupt:
+                errors().print(shown(_stopped(model, opened, task)), highlight=False, soft_wrap=True)
+                sys.exit(130)
+        _tell(opened, facts)
+        _doubt(facts)
 
 
 def _doubt(facts: TaskFacts) -> None:

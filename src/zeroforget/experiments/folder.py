@@ -64,9 +64,9 @@ class RunFolder:
         """Whether a run has claimed the folder."""
         return (self.path / "config.json").exists()
 
-    def claim(self, config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    def claim(self, config: dict[str, Any], defaults: Mapping[str, Any], processes: int = 1) -> None:
         """Write the configuration, or check that the one that is there is the same. What came with a later version
-        had its default before.
+        had its default before. A run that is not finished goes on with as many processes as began it.
 
         A run that failed before it began, by an option that does not exist, say, leaves nothing that counts.
         """
@@ -74,9 +74,15 @@ class RunFolder:
         if not file.exists() or not any((self.path / name).exists() for name in ("log.jsonl", "tasks", FILE)):
             for name in ("environment.json", "data.json"):
                 (self.path / name).unlink(missing_ok=True)
-            write_json(file, config)
+            write_json(file, config | ({"processes": processes} if processes > 1 else {}))
             return
         there = read_json(file, _AGAIN)
+        before = there.pop("processes", 1)
+        if before != processes and not (self.path / FILE).exists():
+            raise OtherConfiguration(
+                f"{self.path} holds a run that was begun by {before} process{'es' if before > 1 else ''} and would go "
+                f"on with {processes}: what they draw would differ. Start it with {before}, or delete that folder"
+            )
         parts = (name for name in defaults if isinstance(there.get(name), dict))
         there |= {name: defaults[name] | there[name] for name in parts}
         if different := differences(there, config):
@@ -203,6 +209,16 @@ class Log:
     @staticmethod
     def _key(event: dict[str, Any]) -> str:
         return json.dumps([event.get(name) for name in ("event", "task", "trial", "phase", "epoch")])
+
+
+class Unwritten(Log):
+    """What a process that only takes part hears, and keeps to itself."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, event: str, **values: Any) -> None:
+        """Nothing: the first process writes."""
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from zeroforget.experiments.data_facts import describe
 from zeroforget.experiments.disk import room_for
 from zeroforget.experiments.display import watching
 from zeroforget.experiments.experiment import Experiment, RunConfig
-from zeroforget.experiments.folder import Log, RunFolder, environment
+from zeroforget.experiments.folder import Log, RunFolder, Unwritten, environment
 from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.operations import CountingFit, of_an_answer
 from zeroforget.experiments.parallel import side_by_side
@@ -34,6 +34,7 @@ from zeroforget.experiments.search import Search, carried
 from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
+from zeroforget.processes import PeerLost, current
 from zeroforget.progress import Show
 from zeroforget.training import Diverged, FitLog, Progress, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
@@ -70,24 +71,31 @@ def run(
     With `parallel`, so many at the same time, each in a process of its own. `progress` is True to show it, False to
     hide it, or a function; by default it is shown in a terminal and in a notebook. A `watch` hears of it instead.
     """
+    processes = current()
     if watch is None:
-        with watching(progress, len(experiment.runs()), parallel) as display:
+        with watching(progress if processes.first else False, len(experiment.runs()), parallel) as display:
             return run(experiment, out, data_root=data_root, watch=display, parallel=parallel)
     root = data_root or experiment.data_root
     if parallel < 1:
         raise ValueError(f"parallel is how many runs to train at the same time, so at least 1, not {parallel}")
+    if not processes.alone:
+        watch = watch if processes.first else Observer()
+        if parallel > 1:
+            raise ValueError(f"{processes.world} processes train one run together: leave out --parallel, or torchrun")
     if parallel > 1:
         return _run_parallel(experiment, _Elsewhere(out, root), parallel, watch)
     data = _Data(root, watch)
     results: list[Results] = []
     failures: list[str] = []
-    for config, before in _begin(experiment, out, root, watch):
+    for config, before in processes.by_first(lambda: _begin(experiment, out, root, watch)):
         if before is not None:
             results.append(before)
             continue
         try:
             results.append(run_one(config, out, data, watch))
         except (_Refused, torch.OutOfMemoryError) as error:
+            if not processes.alone and (isinstance(error, (_Broken, torch.OutOfMemoryError))):
+                raise  # the others may not have met it, and wait
             if isinstance(error, _Broken) and error.__cause__ is not None and len(experiment.runs()) == 1:
                 raise error.__cause__ from None
             full = isinstance(error, torch.OutOfMemoryError)
@@ -130,7 +138,7 @@ def _finished(config: RunConfig, out: Path, watch: Observer) -> Results | None:
     if not folder.begun():
         return None
     with folder.locked():
-        folder.claim(config.to_dict(), config.defaults())
+        folder.claim(config.to_dict(), config.defaults(), current().world)
         results = folder.results()
         code = results.environment.get("code") if results is not None else folder.code()
     if code is not None and code != registry.code(config.choice.method):
@@ -182,11 +190,17 @@ class _Data:
 
 
 def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario], watch: Observer) -> Results:
-    """One run, from its beginning or from where it was stopped."""
-    folder = RunFolder(out / config.folder)
-    with room_for(folder.path, "start it again: it goes on where it stopped"), folder.locked():
-        folder.claim(config.to_dict(), config.defaults())
-        finished = folder.results()
+    """One run, from its beginning or from where it was stopped. Of several processes the first reads and writes."""
+    folder, processes = RunFolder(out / config.folder), current()
+    with ExitStack() as held:
+
+        def claimed() -> Results | None:
+            held.enter_context(room_for(folder.path, "start it again: it goes on where it stopped"))
+            held.enter_context(folder.locked())
+            folder.claim(config.to_dict(), config.defaults(), processes.world)
+            return folder.results()
+
+        finished = processes.by_first(claimed)
         if finished is not None:
             watch.run_done(config, finished, True)
             return finished
@@ -198,7 +212,7 @@ def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario],
                 raise
             except ValueError as error:
                 raise _Refused(str(error)) from error
-            except (OSError, MemoryError, torch.OutOfMemoryError):
+            except (OSError, MemoryError, torch.OutOfMemoryError, PeerLost):
                 raise
             except Exception as error:  # the others shall not wait for it to be mended
                 raise _Broken(traceback.format_exc().rstrip()) from error
@@ -217,15 +231,19 @@ def _checkpoints(folder: RunFolder) -> Iterator[None]:
 class _Run:
     def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Observer) -> None:
         self.config, self.folder, self.scenario, self.watch = config, folder, scenario, watch
-        folder.claim_data(describe(scenario))
-        self.environment = folder.environment(config.choice.method)
-        self.log = Log(folder.path / "log.jsonl")
+        self.processes = current()
+
+        def claimed() -> dict[str, Any]:
+            folder.claim_data(describe(scenario))
+            return folder.environment(config.choice.method)
+
+        self.environment = self.processes.by_first(claimed)
+        self.log = Log(folder.path / "log.jsonl") if self.processes.first else Unwritten()
         self.device = config.regime.device
 
     def execute(self) -> Results:
         self.config.search.check(len(self.scenario.tasks))
-        records = self._finished()
-        self._tidy(len(records))
+        records = self.processes.by_first(self._found)
         method = self._build()
         if records:
             with seeded("replay", self.config.seed):
@@ -241,9 +259,10 @@ class _Run:
                 f"method '{self.config.choice.label}' {results.logs[-1]['stopped']}, but there are {len(records)}: "
                 "it was never trained"
             )
-        results.save(self.folder.path)
-        self.log.write("finished", average=results.average)
-        shutil.rmtree(self.folder.path / "learning", ignore_errors=True)
+        if self.processes.first:
+            results.save(self.folder.path)
+            self.log.write("finished", average=results.average)
+            shutil.rmtree(self.folder.path / "learning", ignore_errors=True)
         self.watch.run_done(self.config, results, False)
         return results
 
@@ -258,10 +277,12 @@ class _Run:
             method = registry.build(config.choice.method, net, self.scenario.example(), **config.choice.options)
         return method.to(self.device)
 
-    def _finished(self) -> list[dict[str, Any]]:
+    def _found(self) -> list[dict[str, Any]]:
+        """What is written of finished tasks."""
         records: list[dict[str, Any]] = []
         while (record := load_record(self.folder.task(len(records)), FIGURES)) is not None:
             records.append(record)
+        self._tidy(len(records))
         return records
 
     def _tidy(self, finished: int) -> None:
@@ -274,7 +295,7 @@ class _Run:
     # Learning --------------------------------------------------------------------------------------------------
 
     def _task(self, method: Method, index: int, records: list[dict[str, Any]]) -> tuple[Method, dict[str, Any]]:
-        task, began = self.scenario.tasks[index], time.perf_counter()
+        began = time.perf_counter()
         if self.config.search.covers(index):
             method, log = self._search(method, index)
         else:
@@ -283,6 +304,16 @@ class _Run:
         training = log.notes.pop("operations")
         if index == 0 and ":" in self.config.choice.method:
             self._try_replay(method)
+        record = self.processes.by_first(lambda: self._written(method, log, training, began, records))
+        self.watch.task_done(self.config, record)
+        return method, record
+
+    def _written(
+        self, method: Method, log: FitLog, training: int, began: float, records: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """A task that is learned, judged and on disk."""
+        index = len(records)
+        task = self.scenario.tasks[index]
         record = self._evaluate(method, index, [*(r["logits"] for r in records)])
         record["operations"] |= {"training": training}
         record |= {"index": index, "name": task.name, "classes": len(task.classes), "log": log.to_dict()}
@@ -291,8 +322,7 @@ class _Run:
         save_task(self.folder.task(index), method, record)
         self._tidy(index + 1)
         self.log.write("task", task=index, name=task.name, accuracy=record["accuracy"], seconds=record["seconds"])
-        self.watch.task_done(self.config, record)
-        return method, record
+        return record
 
     def _try_replay(self, method: Method) -> None:
         """What somebody's method saves must fit when its tasks are replayed: else no run of it could ever go on."""

@@ -21,6 +21,7 @@ from typing import Any
 from zeroforget.data import Task
 from zeroforget.experiments.disk import read_json, write_json
 from zeroforget.methods import Method
+from zeroforget.processes import current
 from zeroforget.training import Diverged, FitLog, accuracy
 
 Learn = Callable[[Method, float, str], FitLog]
@@ -111,7 +112,7 @@ class Search:
 
     def __call__(self) -> tuple[Method, FitLog]:
         """The trained method and its log, whose notes tell what was tried."""
-        self._done = self._read()
+        self._done = current().by_first(self._read)
         self._trained: dict[str, tuple[Method, FitLog]] = {}
         self._failure: Diverged | None = None
         option = self.method.tradeoff
@@ -165,14 +166,16 @@ class Search:
             try:
                 method, _ = self._train(name, lr, value, finetune)
                 index = len(method.specs) - 1
-                model = method.predictor(index)
-                self._done[name] = accuracy(model, self.task.val, self.task.prepare, device=self.device)
+                self._done[name] = current().by_first(lambda: self._accuracy(method, index))
             except Diverged as failure:
                 self._failure, self._done[name] = failure, None
             self._write()
         trial = Trial(name, lr, value, self._done[name])
         self.trials.append(trial)
         return trial
+
+    def _accuracy(self, method: Method, index: int) -> float:
+        return accuracy(method.predictor(index), self.task.val, self.task.prepare, device=self.device)
 
     def _train(self, name: str, lr: float, value: float | None, finetune: bool = False) -> tuple[Method, FitLog]:
         method = copy.deepcopy(self.method)
@@ -193,7 +196,7 @@ class Search:
         return read_json(self.file, "delete it, and the trials of this task are made anew")
 
     def _write(self) -> None:
-        if self.file is not None:
+        if self.file is not None and current().first:
             write_json(self.file, self._done)
 
 

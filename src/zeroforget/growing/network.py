@@ -27,6 +27,7 @@ from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_sampl
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.transaction import all_or_nothing
+from zeroforget.growing.wrapped import Wrapper, check_wrapped, frozen_buffers
 
 _CACHED = 4  # dense networks kept for `forward`, the latest made
 
@@ -37,6 +38,8 @@ class GrowingNetwork(CutFrom):
     Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
     anything older. Tasks are known by name or by number, counted from 0. For an example see `zeroforget.grow`.
     """
+
+    _wrapper: Wrapper | None = None
 
     def __init__(
         self,
@@ -256,7 +259,7 @@ class GrowingNetwork(CutFrom):
         self, record: TaskRecord, shares: dict[str, float], widths: dict[str, int], *, draw: bool = True
     ) -> None:
         """The structure of a task. Without draws, what does not grow stays behind: `advance` is for the end."""
-        task = len(self.history)
+        task, self._wrapper = len(self.history), None
         wider = not task or any(width > len(self._births[axis]) for axis, width in widths.items())
         for axis, width in widths.items() if wider else ():
             old = self._births[axis]
@@ -319,7 +322,7 @@ class GrowingNetwork(CutFrom):
             raise ValueError("the first task cannot be dropped: it is what the network is made of; grow a new one")
         task = len(self.history) - 1
         self.heads.drop()
-        self._begun = None
+        self._begun = self._wrapper = None
         for module in self.body.modules():
             if isinstance(module, (GrowingLayer, GrowingNorm)):
                 module.drop_task()
@@ -406,6 +409,7 @@ class GrowingNetwork(CutFrom):
 
     def newest_logits(self, x: Any) -> Tensor:
         """The newest task's logits, with gradients to what is newborn."""
+        self._wrapper = check_wrapped(self, self._wrapper)
         self._inject()
         features = self.body(x)
         if not isinstance(features, Tensor):
@@ -433,6 +437,11 @@ class GrowingNetwork(CutFrom):
         return fingerprint(self.dense(task))
 
     # Inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """Said to DistributedDataParallel: `check_wrapped` finds them the same in every process."""
+        return [name for name, _ in frozen_buffers(self)]
 
     def forget_dense(self) -> None:
         """Cut earlier tasks' networks anew when they are next asked: what they are cut from has changed."""
@@ -502,7 +511,8 @@ class GrowingNetwork(CutFrom):
     def __getstate__(self) -> dict[str, Any]:
         self._withdraw()
         own.let_go(self.body)
-        return {name: value for name, value in vars(self).items() if name != "lock"} | {"_cache": OrderedDict()}
+        held = {name: value for name, value in vars(self).items() if name not in {"lock", "_wrapper"}}
+        return held | {"_cache": OrderedDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ class Network:
     shape: Shape
 
 
-MOST_WEIGHTS = 2**34
+MOST_WEIGHTS = 2**33
 """No network is built that has more."""
 
 NETWORKS = {

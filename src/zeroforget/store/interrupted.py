@@ -71,11 +71,12 @@ def planned(training: Path) -> dict[str, Any]:
     return plan | {"options": shared(Options()) | plan["options"]}  # some came after it was written
 
 
-def shared(options: Options) -> dict[str, str]:
-    """The options that an interrupted training must share with the one that goes on."""
+def shared(options: Options, processes: int = 1) -> dict[str, str]:
+    """The options that an interrupted training must share with the one that goes on, and how many processes learn."""
     chosen = {each.name: str(getattr(options, each.name)) for each in fields(options) if each.name not in _ANY}
     chosen = {name: "the default" if value == "None" else value for name, value in chosen.items()}
-    return chosen | {"growth": str(GROWTH if options.growth is None else options.growth)}
+    growth = GROWTH if options.growth is None else options.growth
+    return chosen | {"growth": str(growth), "processes": str(processes)}
 
 
 def _waiting(path: Path, task: str) -> Path:

@@ -22,6 +22,7 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.lean import Lean, within_budget
 from zeroforget.methods.tfm import Candidate, Tfm
 from zeroforget.nets import Shape, libraries
+from zeroforget.processes import current
 from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
@@ -91,8 +92,12 @@ PROBES = 4
 
 
 def learn(path: Path, pictures: Path, name: str, options: Options, watch: Watch) -> TaskFacts:
-    """Learn a task from a folder of class folders; the model is made if there is none."""
+    """Learn a task from a folder of class folders; the model is made if there is none.
+
+    Where torch.distributed has joined several processes, each calls this, and the first one writes.
+    """
     name, folder = task_name(name), Folder(path)
+    watch = watch if current().first else Watch()
     check_apart(path, pictures)
     folder.check_place()
     with ExitStack() as stack:
@@ -116,7 +121,8 @@ def _learn(
         load_weights(plain_network(backbone, options.seed), backbone, options.weights)
     given = (classifier.mean, classifier.std) if classifier else normalization(options, backbone.shape[0])
     ready = lesson_of(listing, backbone.shape, name, options, watch, Start.of(chain), given)
-    with changing(folder, watch):
+    with ExitStack() as held:
+        current().by_first(lambda: held.enter_context(changing(folder, watch)))
         before, chain = chain, folder.read() if folder.exists() else None
         if before is None and chain is not None:  # what was taken by default was for a model of its own
             options, classifier, given = asked, None, None
@@ -199,7 +205,8 @@ class Learning:
 
     def run(self) -> TaskFacts:
         """Learn it and write it down."""
-        return self.write(*self.learn())
+        net, log = self.learn()
+        return current().by_first(lambda: self.write(net, log))
 
     def learn(self) -> tuple[GrowingNetwork, FitLog]:
         """The network that knows the task, and how that came."""
@@ -340,7 +347,8 @@ class Learning:
     def _train(self, grower: Tfm) -> FitLog:
         if not self.keeps:
             return self._fit(grower, None)
-        training = begin(self.folder.path, self._plan(), finish=self.options.finish, watch=self.watch)
+        plan, finish = self._plan(), self.options.finish
+        training = current().by_first(lambda: begin(self.folder.path, plan, finish=finish, watch=self.watch))
         try:
             return self._fit(grower, training)
         except (DamagedCheckpoint, KeyError) as error:
@@ -365,7 +373,7 @@ class Learning:
 
     def _plan(self) -> dict[str, Any]:
         """What an interrupted training must share with this one to be gone on with."""
-        options = shared(self.options)
+        options = shared(self.options, current().world)
         return {
             "task": self.ready.task.name,
             "model": self.chain.head if self.chain else "",
