@@ -204,8 +204,10 @@ def _other_header(content: bytes, draw: random.Random) -> bytes:
         header = json.loads(content[8 : 8 + size])
     except ValueError:
         return content
+    if not isinstance(header, dict) or not header:
+        return content  # it was changed before
     name = draw.choice(sorted(header))
-    about = header[name]
+    about = header[name] if isinstance(header[name], dict) else {}
     way = draw.randrange(7)
     if way == 0:
         return struct.pack("<Q", draw.choice((0, 1, 2**20, 2**31, 2**63))) + content[8:]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from tests.store.forgeries import taken_apart
 from tests.store.helpers import tree
 from zeroforget import nets
 from zeroforget.files.hashes import sha256
@@ -292,6 +293,20 @@ def test_a_small_update_does_not_make_a_large_network(
     with pytest.raises(ModelError, match=r"the network would have .* weights; .* are the most"):
         open_model(tmp_path / "phone").receive(tmp_path / "all.zfu")
     assert set(built) == {"meta"}
+    assert not (tmp_path / "phone").exists()
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_first_values_that_cannot_be_drawn_are_refused(trained: Path, tmp_path: Path, place: int) -> None:
+    """A spread below zero, or less than no inputs."""
+    open_model(trained).ship(tmp_path / "all.zfu")
+    parts = taken_apart((tmp_path / "all.zfu").read_bytes())
+    assert parts.model is not None
+    for numbers in parts.model["fresh"].values():
+        numbers[place] = -1.0
+    (tmp_path / "all.zfu").write_bytes(parts.whole())
+    with pytest.raises(ModelError, match="must be a spread of 0 or more"):
+        open_model(tmp_path / "phone").receive(tmp_path / "all.zfu")
     assert not (tmp_path / "phone").exists()
 
 

@@ -184,7 +184,7 @@ def forge_updates(path: Path, updates: list[Path], tries: int, seed: int) -> dic
         parts = taken_apart(draw.choice(sources))
         try:
             bad.write_bytes(forged(parts, draw, mutated).whole())
-        except (ValueError, TypeError, KeyError, AttributeError, UnicodeError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             continue  # what cannot be written cannot be sent
         place = fresh if parts.model is not None else path
         clock = time.process_time()

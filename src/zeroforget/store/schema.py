@@ -320,7 +320,11 @@ def _kind(fields: Fields, kind: str, newest: int = VERSION) -> int:
 
 
 def _fresh(fields: Fields) -> dict[str, tuple[float, ...]]:
-    return {name: fields.numbers(name, least=3, most=3, low=-1e9, high=1e9) for name in list(fields.values)}
+    found = {name: fields.numbers(name, least=3, most=3, low=-1e9, high=1e9) for name in list(fields.values)}
+    for name, (spread, _, inputs) in found.items():
+        if spread < 0 or inputs < 0:
+            raise fields.wrong(name, "must be a spread of 0 or more, a mean, and a number of inputs")
+    return found
 
 
 def _growth(fields: Fields) -> float | dict[str, float]:
