@@ -20,6 +20,8 @@ from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import sealed
 from zeroforget.store import Damaged, Model, ModelError, open_model
 from zeroforget.store.folder import BORN, PROBE, SPREAD
+from zeroforget.store.states import chosen
+from zeroforget.store.trust import read_trust
 from zeroforget.store.update import _FILES, MAGIC
 
 TASK = "tasks/002-middle"
@@ -343,3 +345,60 @@ def test_a_pipe_in_a_model_is_damage_and_nothing_waits_for_it(model: Model, name
     assert report.holds is (name == ".lock")
     with pytest.raises((ModelError, OSError)):
         open_model(model.path).undo() if name == ".lock" else open_model(model.path).network()
+
+
+@pytest.mark.parametrize("name", [".aside-received-0", ".aside-left", ".training"])
+@pytest.mark.parametrize("kind", ["link", "nowhere", "pipe"])
+def test_what_lies_where_is_written_aside_is_removed_and_not_followed(
+    pair: tuple[Model, Path, dict[str, Any]], tmp_path: Path, name: str, kind: str
+) -> None:
+    model, update, _ = pair
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").write_text("theirs")
+    if kind == "pipe":
+        os.mkfifo(model.path / name)
+    else:
+        (model.path / name).symlink_to(tmp_path / ("theirs" if kind == "link" else "nowhere"))
+    if name == ".training" and kind != "pipe":
+        with pytest.raises(ModelError, match="is a link"):
+            model.receive(update)
+    else:
+        assert len(model.receive(update)) == 1
+        assert name == ".training" or not (model.path / name).exists()
+    assert (tmp_path / "theirs" / "file").read_text() == "theirs"
+
+
+def test_undo_and_learn_wait_for_no_pipe_and_follow_no_link(model: Model, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (model.path / ".undone-002-middle").symlink_to(tmp_path / "theirs")
+    assert model.undo() == "middle"
+    os.mkfifo(model.path / ".training")
+    model.learn(data / "high", "high", epochs=1)
+    (model.path / ".training").mkdir()
+    os.mkfifo(model.path / ".training" / "plan")
+    (model.path / ".training-middle").symlink_to(tmp_path / "theirs")
+    model.learn(data / "middle", "middle", epochs=1)
+    assert model.verify()
+    assert not list((tmp_path / "theirs").iterdir())
+
+
+@pytest.mark.parametrize("name", ["trust.json", "serving.json"])
+def test_a_link_to_nothing_is_no_absence(model: Model, tmp_path: Path, name: str) -> None:
+    """Else whoever puts one there would make a model trust everybody, or serve its newest state."""
+    (model.path / name).symlink_to(tmp_path / "nothing")
+    with pytest.raises(Damaged, match="it is missing"):
+        read_trust(model.folder) if name == "trust.json" else chosen(model.folder)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "nowhere"])
+def test_a_model_whose_tasks_are_no_folder_is_damaged(model: Model, tmp_path: Path, kind: str) -> None:
+    (model.path / "tasks").rename(tmp_path / "away")
+    if kind == "pipe":
+        os.mkfifo(model.path / "tasks")
+    elif kind == "file":
+        (model.path / "tasks").write_text("")
+    else:
+        (model.path / "tasks").symlink_to(tmp_path / "nothing")
+    report = model.verify()
+    assert not report
+    assert "it is not a folder" in str(report.proofs)

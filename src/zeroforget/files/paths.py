@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,15 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(handle)
         raise NotRegular(f"{path} is no regular file")
     return os.fdopen(handle, "rb")
+
+
+def remove(path: Path) -> None:
+    """Remove what lies at a path, if anything does: a folder with all in it, or a link, a pipe or a file by itself. To
+    look into a link or a pipe as if it were a folder would leave it there, or wait for it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def in_the_way(path: Path, what: str, is_one: Callable[[Path], bool]) -> str | None:

@@ -132,6 +132,8 @@ def _bound_the_end(running: uvicorn.Server, seconds: float) -> None:
 
 def configured(server: Server, tls: tuple[Path, Path] | None = None) -> uvicorn.Config:
     """How uvicorn runs a server, within its limits."""
+    if odd := [str(one) for one in tls or () if one.exists() and not one.is_file()]:
+        raise ValueError(f"{odd[0]} is no file that could be a certificate or a key")
     files: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
     config = uvicorn.Config(
         server.app, log_level="warning", timeout_graceful_shutdown=math.ceil(server.settings.stop_seconds),

@@ -150,6 +150,8 @@ class Folder:
             if entries:
                 raise Damaged(self.path / MODEL, "it is missing")
             raise ModelError(f"{self.path} holds no model; 'zeroforget learn' makes one there")
+        if not entries and os.path.lexists(self.tasks) and not self.tasks.is_dir():
+            raise Damaged(self.tasks, "it is not a folder")
         values, root = read_sealed(self.path / MODEL)
         model = ModelFacts.from_json(values, self.path / MODEL)
         tasks: list[TaskFacts] = []
@@ -233,7 +235,7 @@ class Folder:
     def clear(self) -> None:
         """Remove what a process left that was stopped while it wrote or removed."""
         for left in [*self.path.glob(f"{ASIDE}*"), *self.path.glob(f"{UNDONE}*")]:
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+            paths.remove(left)
 
     def create(self, content: bytes) -> None:
         """Write model.json."""
@@ -244,7 +246,7 @@ class Folder:
     def aside(self, name: str) -> Path:
         """A fresh folder to write a task into."""
         path = self.path / f"{ASIDE}{name}"
-        shutil.rmtree(path, ignore_errors=True)
+        paths.remove(path)
         path.mkdir()
         return path
 
@@ -269,7 +271,7 @@ class Folder:
             raise ModelError(f"{self.path} has no task to take back")
         name = self.entries()[-1][1]
         away = self.path / f"{UNDONE}{name}"
-        shutil.rmtree(away, ignore_errors=True)
+        paths.remove(away)
         (self.tasks / name).rename(away)
         atomic.sync_folder(self.tasks)
         atomic.sync_folder(self.path)

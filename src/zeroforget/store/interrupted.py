@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zeroforget.files import atomic
+from zeroforget.files import atomic, paths
+from zeroforget.files.json_fields import MOST_BYTES, read_bytes
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.names import is_task_name
@@ -32,7 +32,8 @@ def begin(path: Path, plan: dict[str, Any], *, finish: bool, watch: Watch) -> Pa
     if (other := planned(training).get("task", plan["task"])) != plan["task"] and _has_begun(training):
         training.replace(_fresh(_waiting(path, other)))
         watch.say(f"an interrupted training of '{other}' is kept: learning '{other}' again goes on with it")
-    if (own := _waiting(path, plan["task"])).is_dir() and not _has_begun(training):
+    own = _waiting(path, plan["task"])
+    if own.is_dir() and not own.is_symlink() and not _has_begun(training):
         own.replace(_fresh(training))
     before = planned(training)
     if before != plan:
@@ -55,13 +56,13 @@ def end(path: Path, task: str) -> None:
     """Remove what a task that is learned now has left; what other tasks left waits on."""
     for place in (path / TRAINING, _waiting(path, task)):
         if planned(place).get("task", task) == task:
-            shutil.rmtree(place, ignore_errors=True)
+            paths.remove(place)
 
 
 def planned(training: Path) -> dict[str, Any]:
     """The plan of an interrupted training; empty if there is none that can be read."""
     try:
-        plan = json.loads((training / PLAN).read_bytes())
+        plan = json.loads(read_bytes(training / PLAN, MOST_BYTES))
     except (OSError, ValueError):
         return {}
     if not isinstance(plan, dict) or not isinstance(plan.get("options"), dict):
@@ -90,7 +91,7 @@ def _has_begun(training: Path) -> bool:
 
 def _fresh(place: Path) -> Path:
     """The same path, with nothing there."""
-    shutil.rmtree(place, ignore_errors=True)
+    paths.remove(place)
     return place
 
 

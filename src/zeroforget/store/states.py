@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,7 @@ def served(folder: Folder, chain: Chain) -> Chain:
 def chosen(folder: Folder) -> str | None:
     """The hash of the state that was chosen; None if none was."""
     path = folder.path / SERVING
-    if not path.exists():
+    if not os.path.lexists(path):  # a link to nothing is no absence
         return None
     fields = Fields(unsealed(read_bytes(path, _MOST_BYTES), path), path)
     if fields.any("format") != "zeroforget serving":

@@ -171,7 +171,7 @@ def read_signature(content: bytes, header: bytes, where: Path) -> Signature:
 def read_trust(folder: Folder) -> Trust:
     """What a model trusts; nothing where no file says so."""
     path = folder.path / TRUST
-    if not path.exists():
+    if not os.path.lexists(path):  # a link to nothing is no absence
         return Trust()
     fields = Fields(unsealed(read_bytes(path, _MOST_BYTES), path), path)
     if fields.any("format") != "zeroforget trust":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeroforget.files import atomic, locks
-from zeroforget.files.paths import in_the_way
+from zeroforget.files.paths import in_the_way, remove
 from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import Locked, ModelError
 from zeroforget.store.folder import LOCK, MODEL, TRAINING, Folder
@@ -89,7 +88,7 @@ def _tidy(folder: Folder, new: Sequence[Path]) -> None:
     folder.clear()
     if any((path / TRAINING).glob("phase-*")):
         return
-    shutil.rmtree(path / TRAINING, ignore_errors=True)
+    remove(path / TRAINING)
     if new and {entry.name for entry in path.iterdir()} <= {LOCK}:
         (path / LOCK).unlink(missing_ok=True)
         for place in new:
