@@ -191,8 +191,8 @@ class Bench:
         return right, 4 * (x.shape[1] + 1) * len(SETS[name][1]), {}
 
     def fine_tuned(self, name: str) -> Outcome:
-        """A copy of the whole network for this task, in plain PyTorch: 10 epochs of SGD with a cosine from the head that
-        fits the features. It has no selection part, so it learns from all photos."""
+        """A copy of the whole network for this task, in plain PyTorch: 10 epochs of SGD with a cosine from the head
+        that fits the features. It has no selection part, so it learns from all photos."""
         torch.manual_seed(0)
         (images, labels), (tests, targets) = self._images(name, SIZE)
         body = filled("squeezenet", self.args.squeezenet, SIZE)
@@ -267,8 +267,8 @@ def features(net: nn.Module, images: Tensor) -> Tensor:
 
 
 def table(found: dict[str, Any]) -> str:
-    """A row for each contestant: accuracy of each set; and of the sets that all have, accuracy with its interval, seconds
-    and bytes a task."""
+    """A row for each contestant: accuracy of each set; and of the sets that all have, accuracy with its interval,
+    seconds and bytes a task."""
     there = {(row["what"], row["set"]) for row in found["tasks"]}
     whats = list(dict.fromkeys(row["what"] for row in sorted(found["tasks"], key=lambda row: row["place"])))
     sets = [name for name in MEASURED if any(one == name for _, one in there)]
