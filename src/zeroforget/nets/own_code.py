@@ -6,9 +6,10 @@ import importlib
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 CODE = "code"
 """Where a library's name would stand: 'code/package.module:function'."""
@@ -35,6 +36,8 @@ def build(network: str, **options: Any) -> nn.Module:
             f"its network is built by '{name}', code of whoever made it, which runs only where you trust it: "
             f"zeroforget.open(folder, trust='{name}'), or on the command line {TRUST}={name}"
         )
+    from torch import nn  # here, since a model's folder is read without it
+
     made = _found(name)(**options)
     if not isinstance(made, nn.Module):
         raise ValueError(f"'{name}' made {type(made).__name__}, not a torch module")
