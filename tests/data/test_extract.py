@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import io
+import lzma
 import random
+import shutil
 import stat
 import tarfile
 import zipfile
@@ -14,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.campaigns import SEED, many
 from zeroforget.data import extract
 from zeroforget.data.collection import DataError
 from zeroforget.data.extract import unpack, unpack_nested
@@ -166,6 +171,105 @@ def test_archives_have_a_limit_of_files(tmp_path: Path, monkeypatch: pytest.Monk
     tar(tmp_path / "a.tar", *((plain(f"{place}"), b"") for place in range(4)))
     with pytest.raises(DataError, match="holds more than 3 files"):
         unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_what_stands_before_a_file_is_bounded(tmp_path: Path, kind: bytes) -> None:
+    """A long name, or notes, are read into memory whole: 900 bytes of bz2 could make that gigabytes."""
+    name = plain("long")
+    name.type, name.size = kind, 2**23
+    content = name.tobuf(tarfile.GNU_FORMAT) + bytes(2**23) + plain("x").tobuf() + bytes(1024)
+    (tmp_path / "bomb.tar.bz2").write_bytes(bz2.compress(content))
+    with pytest.raises(DataError, match="what stands before one of its files is too long"):
+        unpack(tmp_path / "bomb.tar.bz2", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_holes_of_a_sparse_file_are_bounded(tmp_path: Path) -> None:
+    """Millions of them, in a kilobyte of gzip, would each be a number in memory."""
+    sparse = plain("x")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "100"}
+    sparse.size = 2**23
+    content = sparse.tobuf(tarfile.PAX_FORMAT) + b"2000000\n" + b"0\n" * 2**22
+    (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match="what stands before one of its files is too long"):
+        unpack(tmp_path / "bomb.tar.gz", tmp_path / "out")
+
+
+def test_many_files_of_a_small_archive_take_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "ALWAYS", 2**18)
+    (tmp_path / "bomb.tar.bz2").write_bytes(bz2.compress(plain("a").tobuf() * 600 + bytes(1024)))
+    with pytest.raises(DataError, match="unpacks to more than 262,144 bytes"):
+        unpack(tmp_path / "bomb.tar.bz2", tmp_path / "out")
+
+
+def test_archives_in_an_archive_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "ALWAYS", 2**20)
+    inner = tmp_path / "inner.tar.bz2"
+    inner.write_bytes(bz2.compress(tar(tmp_path / "plain.tar", (plain("zeros"), bytes(2**19))).read_bytes()))
+    outer = tar(tmp_path / "outer.tar", *((plain(f"{place}.tar"), inner.read_bytes()) for place in range(4)))
+    with pytest.raises(DataError, match="unpacks to more than"):
+        unpack_nested(outer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_of_a_method_that_knows_no_bound_is_refused(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as file:
+        file.writestr("a", bytes(1000))
+    with pytest.raises(DataError, match="is packed by another method than zips are; unpack it by hand"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_tars_are_read_out_of_whatever_they_are_packed_in(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
+    path = tar(tmp_path / "a.tar", *((plain(f"{'long' * 40}/{place}"), b"x" * place) for place in range(600)))
+    path.write_bytes(packed(path.read_bytes()))
+    unpack(path, tmp_path / "out")
+    assert sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file()) == 600 * 599 // 2
+
+
+def test_some_odd_archives(tmp_path: Path) -> None:
+    odd_archives(tmp_path, 200, seed=0)
+
+
+@pytest.mark.soak
+def test_many_odd_archives(tmp_path: Path) -> None:
+    odd_archives(tmp_path, many(4000), seed=1 + SEED)
+
+
+def odd_archives(base: Path, tries: int, seed: int) -> None:
+    """Archives with damage of every kind: unpacked or refused in our words, and nothing is left elsewhere."""
+    draw, whole = random.Random(seed), []
+    members = [(plain(f"{'d' * place}/{place}"), bytes(place * 40)) for place in range(1, 60, 7)]
+    for packed in (bytes, gzip.compress, bz2.compress, lzma.compress):
+        whole.append(packed(tar(base / "a.tar", *members).read_bytes()))
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(base / "a.zip", "w", method) as file:
+            for member, body in members:
+                file.writestr(member.name, body)
+        whole.append((base / "a.zip").read_bytes())
+    (base / "here").mkdir()
+    for number in range(tries):
+        content = bytearray(draw.choice(whole))
+        for _ in range(draw.choice((1, 2, 8))):
+            spot = draw.randrange(len(content))
+            way = draw.randrange(3)
+            if way == 0:
+                content[spot] = draw.choice((draw.randrange(256), 0, 255, 47, 46))
+            elif way == 1:
+                content[spot:spot] = draw.randbytes(draw.randrange(1, 30))
+            else:
+                del content[spot : spot + draw.choice((1, 30, 512))]
+        (base / "here" / "odd").write_bytes(content)
+        try:
+            unpack(base / "here" / "odd", base / "here" / "out")
+        except DataError:
+            assert not (base / "here" / "out").exists()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, try {number}") from error
+        shutil.rmtree(base / "here" / "out", ignore_errors=True)
+        assert [place.name for place in (base / "here").iterdir()] == ["odd"], (seed, number)
 
 
 def test_what_a_decoder_says_is_told_as_ours(tmp_path: Path) -> None:

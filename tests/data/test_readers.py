@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from scipy.io import savemat
 from tests.data import helpers
 from zeroforget.data import Collection, DataError, load, load_folder, missing
 from zeroforget.data.decode import decode
+from zeroforget.data.readers import idx
 from zeroforget.data.readers.finegrained import read_birds
 from zeroforget.data.readers.folder import read_folder
 from zeroforget.data.sources import SOURCES
@@ -365,6 +367,15 @@ def test_counts_that_do_not_agree_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000002.JPEG").unlink()
     with pytest.raises(DataError, match=r"val holds 2 images, but .* speaks of 3; unpack"):
         load("imagenet", tmp_path)
+
+
+def test_idx_files_unpack_within_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idx, "ALWAYS", 2**16)
+    helpers.mnist(tmp_path / "mnist")
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes(2**20)))
+    with pytest.raises(DataError, match=r"unpacks to more than [\d,]+ bytes, too many for its size"):
+        load("mnist", tmp_path)
 
 
 def test_a_list_that_cannot_be_is_an_error(tmp_path: Path) -> None:

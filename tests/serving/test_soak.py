@@ -102,11 +102,12 @@ def test_requests_to_several_processes_while_the_model_changes(garden: Path, dat
     def ask(case: tuple[Path, str, str]) -> None:
         if not hasattr(held, "client"):
             held.client = Client(server.port)
+            clients.append(held.client)
         said = held.client.predict(case[0], task=case[1], top=1)
         if said.status != 200 or said.json["classes"][0]["class"] != case[2]:
             wrong.append((case, said))
 
-    late = []
+    late, clients = [], list[Client]()
     with several(garden, tmp_path / "tmp", "--connections", "100") as server, ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ask, chance.choice(cases)) for _ in range(many(10_000))]
         for _ in range(4):
@@ -117,5 +118,7 @@ def test_requests_to_several_processes_while_the_model_changes(garden: Path, dat
             model.undo()
         for future in asked:
             future.result()
+        for client in clients:
+            client.close()
     assert not wrong, wrong[:3]
     print(f"{len(asked)} requests, none wrong; both processes had switched after {max(late):.1f} seconds at most")

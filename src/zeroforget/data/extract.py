@@ -3,7 +3,9 @@ appear in their place only when all of them are there."""
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import lzma
 import shutil
 import tarfile
@@ -12,7 +14,7 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from zeroforget.data.collection import DataError, OnRead
 
@@ -25,6 +27,10 @@ MOST_RATIO = 200
 """How many times its own size an archive may unpack to; pictures hardly shrink, and plain numbers ten times."""
 ALWAYS = 2**26
 """So many bytes are few, whatever they come from."""
+MOST_HEADER = 2**21
+"""Of what stands before a file in a tar: a long name, notes, the holes of a sparse one. All of it is held in memory."""
+_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open, b"]\0\0": lzma.open}
+"""How compressed tars begin."""
 
 
 def unpack(archive: Path, target: Path, progress: OnRead | None = None) -> None:
@@ -46,11 +52,12 @@ def unpack_nested(archive: Path, target: Path, progress: OnRead | None = None) -
     aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
     try:
         (aside / "outer").mkdir()
+        room = _Room(archive)
         _contents(archive, aside / "outer", progress)
         inner = sorted((aside / "outer").iterdir())
         for done, path in enumerate(inner, 1):
             (aside / "inner" / path.stem).mkdir(parents=True)
-            _contents(path, aside / "inner" / path.stem, None)
+            _contents(path, aside / "inner" / path.stem, None, room)
             path.unlink()
             if progress:
                 progress(f"unpacking {archive.name}", done, len(inner))
@@ -77,19 +84,47 @@ class _Room:
         """Write a file, as far as there is room."""
         while block := source.read(_BLOCK):
             self.bytes += len(block)
-            if self.bytes > self.most:
-                raise DataError(
-                    f"{self.archive} is refused: it unpacks to more than {self.most:,} bytes, too many for its size"
-                )
+            self.check(self.bytes)
             target.write(block)
 
+    def check(self, size: int) -> None:
+        """DataError if there is no room for so many bytes."""
+        if size > self.most:
+            raise DataError(
+                f"{self.archive} is refused: it unpacks to more than {self.most:,} bytes, too many for its size"
+            )
 
-def _contents(archive: Path, into: Path, progress: OnRead | None) -> None:
+
+class _Bounded:
+    """A tar that is read as it is unpacked, but no further than there is room, and no header longer than they are."""
+
+    def __init__(self, file: IO[bytes], room: _Room) -> None:
+        self.file, self.room, self.header = file, room, MOST_HEADER
+        """What may still be read before the next file begins."""
+
+    def read(self, size: int) -> bytes:
+        """So many bytes from here on."""
+        self.header -= size
+        if self.header < 0:
+            raise DataError(f"{self.room.archive} is refused: what stands before one of its files is too long")
+        self.room.check(self.file.tell() + size)
+        return self.file.read(size)
+
+    def seek(self, place: int) -> int:
+        """Go on from there; what lies between is unpacked, too."""
+        self.room.check(place)
+        return self.file.seek(place)
+
+    def tell(self) -> int:
+        """How much is read."""
+        return self.file.tell()
+
+
+def _contents(archive: Path, into: Path, progress: OnRead | None, room: _Room | None = None) -> None:
+    """Unpack one archive, within a room of its own or that of the one it came from."""
     try:
-        if zipfile.is_zipfile(archive):
-            _from_zip(archive, into, progress)
-        else:
-            _from_tar(archive, into, progress)
+        room = room or _Room(archive)
+        (_from_zip if zipfile.is_zipfile(archive) else _from_tar)(archive, into, progress, room)
     except DataError:
         raise
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
@@ -122,10 +157,23 @@ class _Whole(tarfile.TarInfo):
             raise ReadError(f"{error} at byte {tarfile.offset}") from error
 
 
-def _from_tar(archive: Path, into: Path, progress: OnRead | None) -> None:
-    size, room = archive.stat().st_size, _Room(archive)
-    with tarfile.open(archive, tarinfo=_Whole) as tar:
-        for count, member in enumerate(tar):
+def _opened(archive: Path) -> IO[bytes]:
+    """The tar itself, out of whatever it is packed in."""
+    with archive.open("rb") as file:
+        start = file.read(8)
+    how = next((how for magic, how in _PACKED.items() if start.startswith(magic)), Path.open)
+    packed: IO[bytes] = how(archive, "rb")
+    return packed
+
+
+def _from_tar(archive: Path, into: Path, progress: OnRead | None, room: _Room) -> None:
+    size, count = archive.stat().st_size, 0
+    with _opened(archive) as file:
+        bounded = _Bounded(file, room)
+        tar = tarfile.open(fileobj=bounded, mode="r:", tarinfo=_Whole)  # type: ignore[call-overload]
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # it would keep them all
+            bounded.header = MOST_BYTES
             place = into / safe_name(member.name, archive)
             room.file()
             if member.isdir():
@@ -141,12 +189,16 @@ def _from_tar(archive: Path, into: Path, progress: OnRead | None) -> None:
                 raise DataError(f"{archive} is refused: its member '{member.name}' is a link or a device, not a file")
             if progress and count % EVERY == 0:
                 progress(f"unpacking {archive.name}", min(member.offset_data, size), size)
+            bounded.header, count = MOST_HEADER, count + 1
 
 
-def _from_zip(archive: Path, into: Path, progress: OnRead | None) -> None:
+def _from_zip(archive: Path, into: Path, progress: OnRead | None, room: _Room) -> None:
     with zipfile.ZipFile(archive) as file:
-        members, room = file.infolist(), _Room(archive)
+        members = file.infolist()
         for count, member in enumerate(members):
+            if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+                # Python unpacks these without a bound: 100 bytes could become a hundred megabytes in memory.
+                raise NotImplementedError(f"its member '{member.filename}' is packed by another method than zips are")
             place = into / safe_name(member.filename, archive)
             room.file()
             kind = member.external_attr >> 28  # of a Unix mode: 8 a file, 4 a folder, 10 a link

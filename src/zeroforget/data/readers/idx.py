@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zeroforget.data.collection import DataError, Pixels
+from zeroforget.data.extract import ALWAYS, MOST_RATIO
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -54,10 +55,14 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """An IDX file of bytes: two zeros, the type, the number of dimensions, their sizes, then the values."""
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
+        most = max(ALWAYS, MOST_RATIO * len(raw))
         try:
-            raw = gzip.decompress(raw)
+            with gzip.open(path) as file:
+                raw = file.read(most + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path} is damaged: {error}") from error
+        if len(raw) > most:
+            raise DataError(f"{path} is refused: it unpacks to more than {most:,} bytes, too many for its size")
     header = 4 + 4 * dimensions
     if len(raw) < header or raw[:4] != bytes((0, 0, UNSIGNED_BYTES, dimensions)):
         raise DataError(f"{path} is damaged: it does not start as an IDX file of {dimensions} dimension(s) does")
