@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image, features
 
+from zeroforget.data.decode import MOST_FRAMES
 from zeroforget.store.errors import Unreadable
 from zeroforget.store.images import decode, decode_all
 
@@ -258,3 +259,25 @@ def test_a_picture_is_turned_though_its_other_notes_cannot_be_written_again(tmp_
     odd = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + entries + struct.pack("<I", 0)
     gradient().save(tmp_path / "odd.png", exif=odd)
     assert torch.equal(decode(tmp_path / "odd.png", SHAPE), decode(tmp_path / "plain.png", SHAPE))
+
+
+def test_scans_and_frames_are_bounded(tmp_path: Path) -> None:
+    """A file of a few kilobytes could cost minutes: here, too, where no process is killed over it."""
+    gradient().save(tmp_path / "a.jpg", progressive=True)
+    content = (tmp_path / "a.jpg").read_bytes()
+    last = content.rindex(b"\xff\xda")
+    (tmp_path / "b.jpg").write_bytes(content[:last] + content[last:-2] * 200 + b"\xff\xd9")
+    assert decode(tmp_path / "a.jpg", SHAPE).shape == SHAPE
+    with pytest.raises(Unreadable, match="scans; at most 100 are decoded"):
+        decode(tmp_path / "b.jpg", SHAPE)
+    images = [Image.new("L", (1, 1), place % 256) for place in range(MOST_FRAMES + 1)]
+    images[0].save(tmp_path / "a.gif", save_all=True, append_images=images[1:])
+    with pytest.raises(Unreadable, match=r"frames; at most 1,000 are read"):
+        decode(tmp_path / "a.gif", SHAPE)
+
+
+def test_an_icon_is_left_out(tmp_path: Path) -> None:
+    """What it holds is measured only by decoding it, and may be enormous."""
+    gradient().save(tmp_path / "a.ico")
+    with pytest.raises(Unreadable, match="is no picture of a format that is read here"):
+        decode(tmp_path / "a.ico", SHAPE)

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageFile
 
 Bytes = npt.NDArray[np.uint8]
 Item = tuple[str, Sequence[float] | None]
@@ -43,8 +43,9 @@ ENOUGH = 100
 """So many damaged files mean that something is wrong with all of them."""
 
 
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000", "HEIF", "JXL")
-"""The formats that are pixels and nothing else; PostScript, for one, would start a program."""
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "PPM", "TGA", "JPEG2000", "HEIF", "JXL")
+"""The formats that are pixels and nothing else; PostScript, for one, would start a program. And that tell their size
+before they are decoded: an icon of 16×16 may hold a picture of 13000×13000."""
 PLUGINS = {"heic": "pillow-heif", "heif": "pillow-heif", "jxl": "pillow-jxl-plugin"}
 """Endings of formats that Pillow reads once a package is installed."""
 ENDINGS = frozenset(
@@ -54,6 +55,9 @@ ENDINGS = frozenset(
 """Of pictures, also of formats that are not read without a plugin: such a file is named, others are left out."""
 MOST_PIXELS = 80_000_000
 """Larger pictures are refused before they are decoded: a small file can claim to be enormous."""
+MOST_SCANS = 100
+"""A progressive JPEG has about ten; each costs a pass over all of its pixels."""
+MOST_FRAMES = 1000
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -117,8 +121,19 @@ def covering(source: str | os.PathLike[str] | IO[bytes], shape: tuple[int, int, 
         width, height = picture.size
         if width * height > most:
             raise TooLarge(f"has {width}×{height} pixels; at most {most:,} are decoded")
+        _check_cost(picture)
         picture.draft("RGB", (2 * shape[2], 2 * shape[1]))  # a JPEG can be decoded small; others ignore this
         return fitted(picture, shape)
+
+
+def _check_cost(picture: ImageFile.ImageFile) -> None:
+    """ValueError for a file that is made to cost far more than its pixels."""
+    if picture.format in {"JPEG", "MPO"} and picture.fp is not None:
+        picture.fp.seek(0)
+        if (scans := picture.fp.read().count(b"\xff\xda")) > MOST_SCANS:
+            raise ValueError(f"it has {scans:,} scans; at most {MOST_SCANS} are decoded")
+    elif (frames := getattr(picture, "n_frames", 1)) > MOST_FRAMES:
+        raise ValueError(f"it has {frames:,} frames; at most {MOST_FRAMES:,} are read")
 
 
 def fitted(picture: Image.Image, shape: tuple[int, int, int]) -> Bytes:

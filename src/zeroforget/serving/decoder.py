@@ -20,29 +20,13 @@ REQUEST = struct.Struct(">4I2Q")
 """Channels, height, width, seconds at most, pixels at most, bytes that follow."""
 ANSWER = struct.Struct(">BI")
 DONE, TOO_LARGE, UNREADABLE = range(3)
-MOST_SCANS = 100
-"""A progressive JPEG has about ten; each costs a pass over all of its pixels."""
-MOST_FRAMES = 1000
 ROOM = 2**30
 """Bytes of memory beside 24 for each pixel that may be decoded."""
-
-
-def too_costly(content: bytes) -> str | None:
-    """Why a picture is not decoded whose file is made to cost far more than its pixels."""
-    if content.startswith(b"\xff\xd8") and (scans := content.count(b"\xff\xda")) > MOST_SCANS:
-        return f"has {scans:,} scans; at most {MOST_SCANS} are decoded"
-    if content.startswith((b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x89PNG")):
-        with Image.open(io.BytesIO(content), formats=("GIF", "TIFF", "WEBP", "PNG")) as opened:
-            if (frames := getattr(opened, "n_frames", 1)) > MOST_FRAMES:
-                return f"has {frames:,} frames; at most {MOST_FRAMES:,} are read"
-    return None
 
 
 def answered(decoder: Any, content: bytes, shape: tuple[int, int, int], most: int) -> tuple[int, bytes]:
     """The image, or what is wrong with the file."""
     try:
-        if (why := too_costly(content)) is not None:
-            return UNREADABLE, why.encode()
         return DONE, decoder.covering(io.BytesIO(content), shape, most).tobytes()
     except decoder.TooLarge as error:
         return TOO_LARGE, str(error).encode()
