@@ -19,7 +19,7 @@ import torch
 
 from tests.serving.helpers import Client, until
 from tests.store.helpers import learn_more
-from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.dense import fingerprint
 from zeroforget.serving import Settings
 from zeroforget.serving.catalog import Networks, take
 from zeroforget.serving.gate import Keys, new_key

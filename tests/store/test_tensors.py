@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.dense import fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.proving.grow import grow
 from zeroforget.store.backbone import Backbone

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from zeroforget.axes.find import Axes
 from zeroforget.axes.plain_modules import forget_caches, is_layer, is_norm, replace, replace_kept
 from zeroforget.growing import user_buffers as own
-from zeroforget.growing.heads import HeadPlace
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
-from zeroforget.growing.per_task import PerTask
+from zeroforget.growing.per_task import HeadPlace, PerTask
 from zeroforget.growing.tensors import GrowingTensor
 
 Homes = dict[str, tuple[str, str]]

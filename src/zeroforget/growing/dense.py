@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,19 +16,16 @@ from zeroforget.axes.inputs import Several, unpacks
 from zeroforget.axes.labels import label_size
 from zeroforget.axes.plain_modules import laid_out, remembered_sizes, replace, replace_kept, set_tensor
 from zeroforget.growing import user_buffers as own
-from zeroforget.growing.heads import HeadPlace
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
-from zeroforget.growing.per_task import PerTask
-from zeroforget.growing.printed import Printed
+from zeroforget.growing.per_task import HeadPlace, PerTask
+from zeroforget.growing.summary import Summary
 from zeroforget.growing.tensors import GrowingTensor
 
 
-class CutFrom(Printed):
+class CutFrom(Summary):
     """A network whose tasks have networks of their own: what these are made of."""
 
     axes: Axes
-    body: nn.Module
-    loose: nn.ModuleDict
     heads: PerTask
     extras: PerTask
     inside: tuple[str, ...]
@@ -42,9 +40,6 @@ class CutFrom(Printed):
     def cut(self, number: int) -> nn.Module:
         """A new network of a task's own."""
         return DenseInTurn(self).turn(number)
-
-    def _widths(self, task: int) -> dict[str, int]:
-        return {axis: int((births <= task).sum()) for axis, births in self._births.items()}
 
     def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
         """The sizes that the module at `path` remembers where the axes have these widths."""
@@ -186,3 +181,13 @@ def each_dense(net: CutFrom) -> Iterator[nn.Module]:
 
 def _key(path: str, name: str) -> str:
     return own.key(own.joined(path, name))
+
+
+def fingerprint(module: nn.Module) -> str:
+    """The SHA-256 of every tensor in a module's state dict, with its name, type and shape; the same on every device."""
+    out = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        out.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()

@@ -12,18 +12,15 @@ from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.inputs import one_input
-from zeroforget.axes.labels import births_of
 from zeroforget.axes.plain_modules import hollow, layout_of, list_weights
+from zeroforget.files.lazy import MethodFrom
 from zeroforget.growing import user_buffers as own
-from zeroforget.growing.births import states
 from zeroforget.growing.convert import live
-from zeroforget.growing.dense import CutFrom
-from zeroforget.growing.fingerprint import fingerprint
-from zeroforget.growing.growth import Growth, GrowthLimits, GrowthOverhead, TaskRecord, as_classes, as_growth, whole
-from zeroforget.growing.heads import new_head
-from zeroforget.growing.layers import GrowingLayer, GrowingNorm, bits, refresh, tie
-from zeroforget.growing.per_task import PerTask
-from zeroforget.growing.rank_births import Rank, RankBirth, as_rank, input_samples, leading, ranks_of
+from zeroforget.growing.dense import CutFrom, fingerprint
+from zeroforget.growing.growth import Growth, GrowthLimits, TaskRecord, as_classes, as_growth
+from zeroforget.growing.layers import GrowingLayer, GrowingNorm, refresh, tie
+from zeroforget.growing.per_task import PerTask, new_head
+from zeroforget.growing.rank_births import Rank, as_rank, input_samples, leading, ranks_of
 from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.transaction import all_or_nothing
@@ -38,6 +35,9 @@ class GrowingNetwork(CutFrom):
     Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
     anything older. Tasks are known by name or by number, counted from 0. For an example see `zeroforget.grow`.
     """
+
+    fit = MethodFrom("zeroforget.training.fit_network", "fit")
+    save = MethodFrom("zeroforget.store.saving", "save")
 
     _wrapper: Wrapper | None = None
 
@@ -81,106 +81,6 @@ class GrowingNetwork(CutFrom):
         self._filled = own.numbers_in(self.body, axes.tensors)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
-    # What there is ---------------------------------------------------------------------------------------------
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The names of the tasks, in order."""
-        return tuple(record.name for record in self.history)
-
-    @property
-    def births(self) -> dict[str, Tensor]:
-        """Axis → the task that each of its features was born with."""
-        return {axis: births.clone() for axis, births in self._births.items()}
-
-    def births_along(self, layer: GrowingLayer) -> Tensor:
-        """The births of a layer's outputs."""
-        return births_of(layer.grown.labels[0], self._births)
-
-    def widths(self, task: str | int | None = None) -> dict[str, int]:
-        """Axis → how many features a task (the newest by default) uses."""
-        if not self.history:
-            return dict.fromkeys(self._births, 0)
-        return self._widths(len(self.history) - 1 if task is None else self.number(task))
-
-    def masks(self, task: str | int) -> dict[str, Tensor]:
-        """Axis → the ternary mask of a task: 0 masked, 1 forward only, 2 normal (`State` names them)."""
-        number = self.number(task)
-        return {axis: states(births, number) for axis, births in self._births.items()}
-
-    def number(self, task: str | int) -> int:
-        """A task's number, counted from 0."""
-        if isinstance(task, str) and task in self._numbers_of:
-            return self._numbers_of[task]
-        if (number := whole(task)) is not None and 0 <= number < len(self.history):
-            return number
-        known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
-        raise ValueError(f"no task {task!r}; the tasks are {known}")
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Axis → the share of its full width that is grown, before it was rounded to whole features."""
-        return dict(self._shares[-1]) if self.history else dict.fromkeys(self._births, 0.0)
-
-    def left(self) -> float:
-        """How much this network may still grow, as a share of the full width or weights (its unit)."""
-        return self.limits.left(self.shares) if self.history else self.start
-
-    def overhead(self, task: str | int | None = None) -> GrowthOverhead:
-        """The cost of zero forgetting: of one task, or of all."""
-        chosen = range(len(self.history)) if task is None else [self.number(task)]
-        mask_bits = sum(8 * -(-len(births) // 4) for births in self._births.values())
-        layers = [m for m in self.body.modules() if isinstance(m, GrowingLayer)]
-        norms = list(self._norms())
-        return GrowthOverhead(
-            masks=mask_bits * len(chosen),
-            feature_norms=sum(bits(layer.norms[k]) for layer in layers for k in chosen),
-            norms=sum(bits(norm.tasks[k]) for norm in norms for k in chosen if k > 0),
-            rank_births=sum(birth.bits for k in chosen for birth in self._rank_births(k).values()),
-        )
-
-    def added_bytes(self, growth: float, rank: Rank = 0) -> int:
-        """What the next task would add, without its head and the normalization of older features: weights in their own
-        type, numbers of rank births in two bytes."""
-        _, widths = self.plan(" ", 2, growth)
-        values = {name: tensor.value for name, tensor in self.leaning().items()}
-        each = next((value.element_size() for value in values.values()), 4)
-        weights = round(self.limits.count(widths) - self.limits.count(self.widths()))
-        return each * weights + 2 * self.rank_numbers(rank)
-
-    def rank_numbers(self, rank: Rank) -> int:
-        """How many numbers rank births of the next task would hold."""
-        values = {name: tensor.value for name, tensor in self.leaning().items()}
-        sizes = {name: (len(value), value.numel() // len(value)) for name, value in values.items()}
-        ranks = ranks_of(rank, {name: min(size) for name, size in sizes.items()})
-        return sum(wanted * sum(sizes[name]) for name, wanted in ranks.items())
-
-    def ranks(self, task: str | int | None = None) -> dict[str, int]:
-        """Weight → the rank of the step that a task (the newest by default) adds to it, where it adds one."""
-        number = len(self.history) - 1 if task is None else self.number(task)
-        return {name: birth.rank for name, birth in self._rank_births(number).items()}
-
-    def _rank_births(self, task: int) -> dict[str, RankBirth]:
-        births = {name: tensor.rank_birth(task) for name, tensor in self.leaning().items()}
-        return {name: birth for name, birth in births.items() if birth is not None}
-
-    def leaning(self) -> dict[str, GrowingTensor]:
-        """The weights that may have rank births, by the names that they have in the plain network; tied ones once."""
-        found: dict[str, GrowingTensor] = {}
-        for path, module in self.body.named_modules():
-            if isinstance(module, GrowingLayer):
-                found[own.joined(path, "weight")] = module.grown
-        for key, (path, name) in self._homes.items():
-            tensor = self.loose[key]
-            assert isinstance(tensor, GrowingTensor)
-            found[own.joined(path, name)] = tensor
-        first: dict[int, str] = {}
-        return {
-            name: tensor
-            for name, tensor in found.items()
-            if tensor.leans and first.setdefault(id(tensor), name) == name
-        }
-
     # Learning --------------------------------------------------------------------------------------------------
 
     def plan(
@@ -198,6 +98,15 @@ class GrowingNetwork(CutFrom):
         if isinstance(wanted, Mapping):
             return self.limits.plan_axes(self.shares, widths, wanted)
         return self.limits.plan(self.shares, widths, wanted)
+
+    def added_bytes(self, growth: float, rank: Rank = 0) -> int:
+        """What the next task would add, without its head and the normalization of older features: weights in their own
+        type, numbers of rank births in two bytes."""
+        _, widths = self.plan(" ", 2, growth)
+        values = {name: tensor.value for name, tensor in self.leaning().items()}
+        each = next((value.element_size() for value in values.values()), 4)
+        weights = round(self.limits.count(widths) - self.limits.count(self.widths()))
+        return each * weights + 2 * self.rank_numbers(rank)
 
     def _wanted(self, growth: Growth) -> float | Mapping[str, float]:
         wanted: float | Mapping[str, float] = as_growth(growth)
@@ -452,9 +361,6 @@ class GrowingNetwork(CutFrom):
         for module in self.modules():
             if isinstance(module, GrowingTensor):
                 yield module
-
-    def _norms(self) -> Iterator[GrowingNorm]:
-        return (module for module in self.body.modules() if isinstance(module, GrowingNorm))
 
     def _inject(self) -> None:
         """Give modules of the user's own their loose parameters, whole, with gradients to the newborn parts. They stay

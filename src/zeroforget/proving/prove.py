@@ -12,12 +12,10 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes.care import Care
-from zeroforget.axes.find import Axes, CannotGrow, find_axes, fixed_buffers, refuse, watched
+from zeroforget.axes.find import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse, watched
 from zeroforget.axes.labels import axis_names
 from zeroforget.axes.plain_modules import hollow, reshaped
-from zeroforget.proving.input_checks import hints, unused
-from zeroforget.proving.training_mode import refuse_training_state
+from zeroforget.proving.input_checks import hints, refuse_training_state, unused
 from zeroforget.proving.trial import ERRORS, Broke, Unlike, short, where
 from zeroforget.proving.trial_networks import Find, Subjects, pair
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from zeroforget.files.hashes import sha256
-from zeroforget.growing.dense import each_dense
-from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.dense import each_dense, fingerprint
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.store import mismatch
 from zeroforget.store.backbone import Backbone

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from zeroforget.data import Split
 from zeroforget.files.hashes import sha256
-from zeroforget.growing.dense import each_dense
-from zeroforget.growing.fingerprint import fingerprint
+from zeroforget.growing.dense import each_dense, fingerprint
 from zeroforget.store import task_guess as which
 from zeroforget.store.errors import Damaged
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
