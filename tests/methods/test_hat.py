@@ -359,7 +359,7 @@ def test_what_is_used_is_what_any_task_before_needs() -> None:
 
 def test_the_regimes_bound_on_the_gradient_is_hats_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must come before decay is made up for, so the loop itself bounds nothing."""
-    monkeypatch.setattr("zeroforget.training.fit.clip", lambda *args: pytest.fail("the loop bounded the gradient"))
+    monkeypatch.setattr("zeroforget.training.epochs.clip", lambda *args: pytest.fail("the loop bounded the gradient"))
     for bound, expected in ((0.5, 0.5), (None, 7.0), (100.0, 7.0)):
         method = Hat(net(), example(), clip=7.0)
         method.learn(tasks()[0], Fit(regime(1, clip=bound)))

@@ -16,7 +16,7 @@ from tests.operators.streams import Main
 from zeroforget.growing import layers
 from zeroforget.methods import names
 from zeroforget.operators import quick_layers as quick
-from zeroforget.training import Regime, fit
+from zeroforget.training import Regime, epochs
 
 REGIME = Regime(lr=0.01, epochs=1, batch_size=48)
 
@@ -92,11 +92,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "make"), [*CASES, ("finetuning", Again)])
 def test_quick_steps_learn_the_same(name: str, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Regime, "can_capture", lambda self: True)
-    monkeypatch.setattr(fit, "RecordedStep", PlainStep)
+    monkeypatch.setattr(epochs, "RecordedStep", PlainStep)
     plain = learned(name, make)
     monkeypatch.setattr(quick, "fits", lambda x: x.dim() == 4)
     monkeypatch.setattr(layers, "fits", lambda x, geometry: x.dim() == (2 if geometry is None else 4))
-    monkeypatch.setattr(fit, "RecordedStep", QuickStep)
+    monkeypatch.setattr(epochs, "RecordedStep", QuickStep)
     monkeypatch.setattr(QuickStep, "rectified", seen := [])
     with Main().recording():
         found = learned(name, make)
@@ -128,7 +128,7 @@ BOTH = {"pnn": {2, 4}, "progress-compress": {4, 6}}
 @pytest.mark.parametrize("recorded", [False, True])
 def test_only_steps_that_can_be_recorded_are(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Regime, "can_capture", lambda self: recorded)
-    monkeypatch.setattr(fit, "RecordedStep", QuickStep)
+    monkeypatch.setattr(epochs, "RecordedStep", QuickStep)
     monkeypatch.setattr(QuickStep, "rectified", seen := [])
     learned("finetuning")
     assert bool(seen) == recorded

@@ -12,7 +12,7 @@ from tests.methods import helpers
 from tests.methods.replay import PlainStep, ReplayedStep
 from zeroforget.methods import Method, find, names
 from zeroforget.methods.finetuning import Finetuning
-from zeroforget.training import Regime, fit
+from zeroforget.training import Regime, epochs
 
 SAFE = [name for name in names() if find(name)[0].graph_safe]
 REGIME = Regime(
@@ -31,7 +31,7 @@ def trained(make: Callable[[], Method], step: type, monkeypatch: pytest.MonkeyPa
     """What a method is after two tasks, its steps made by `step`, with the optimizer that recording wants, and the
     training losses that it told of."""
     monkeypatch.setattr(Regime, "can_capture", lambda self: True)
-    monkeypatch.setattr(fit, "RecordedStep", step)
+    monkeypatch.setattr(epochs, "RecordedStep", step)
     method = make()
     sequence = helpers.tasks(((0, 1, 2), (3, 4)), each=40)
     logs = [helpers.learn(method, task, sequence[:k], regime=REGIME) for k, task in enumerate(sequence)]

@@ -63,11 +63,11 @@ def test_both_names_are_found_and_differ_in_normalization(digits: Scenario) -> N
 
 
 class Reader(nn.Module):
-    """Reads pictures line by line; nothing can be told of what a recurrent layer does with features."""
+    """Reads pictures line by line; nothing can be told of what projected recurrent layers do with features."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines, self.last = nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 16)
+        self.lines, self.last = nn.LSTM(8, 12, batch_first=True, proj_size=10), nn.Linear(10, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.last(self.lines(x.flatten(1, 2))[0][:, -1]))

@@ -152,7 +152,7 @@ def _before_rectifiers(modules: Iterable[nn.Module]) -> list[Tensor]:
         if type(chain) is nn.Sequential:
             for layer, after in itertools.pairwise(chain):
                 tasks = getattr(layer, "tasks", None)  # a normalization may have one layer a task, the last in use
-                inner = tasks[-1] if isinstance(tasks, nn.ModuleList) and len(tasks) else layer
+                inner = [layer, *tasks.children()][-1] if isinstance(tasks, nn.Module) else layer
                 plain = type(inner) in (nn.Conv2d, nn.BatchNorm2d) and type(after) is nn.ReLU
                 weight = inner._parameters.get("weight") if plain else None
                 if weight is not None and not any(map(_hooked, (layer, inner, after))):
