@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import zeroforget
+
 
 def table(width: int = 24) -> nn.Module:
     """For rows of eight numbers."""
@@ -28,6 +30,11 @@ class Waves(nn.Module):
 def pictures() -> nn.Module:
     """For gray pictures of 8×8 pixels."""
     return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+
+
+def growing() -> nn.Module:
+    """Not the plain network."""
+    return zeroforget.grow(table(), torch.zeros(2, 8))
 
 
 def strings() -> str:

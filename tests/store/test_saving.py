@@ -128,6 +128,7 @@ def test_a_network_of_pictures_goes_on_with_folders_of_them(tmp_path: Path, data
         ({"build": "__main__:table"}, "in a module that another program can import"),
         ({"build": f"{HERE}:missing"}, "cannot be imported here"),
         ({"build": f"{HERE}:strings"}, "made str, not a torch module"),
+        ({"build": f"{HERE}:growing"}, "let it return the plain one that grow was given"),
         ({"build": f"{HERE}:Waves"}, "does not build this network again"),
         ({"options": {"width": 30}}, "does not build this network again"),
         ({"inputs": torch.zeros(2, 7)}, r"inputs are torch.float32 of \(some, 8\)"),

@@ -19,7 +19,7 @@ from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import embedded
 from zeroforget.store import Model, ModelError, Watch, open_model
 from zeroforget.store.cross_validation import Found, cross_validated, folds, pool
-from zeroforget.store.folder import BORN
+from zeroforget.store.folder import BORN, SPREAD
 from zeroforget.store.frozen_features import Added
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
 from zeroforget.training.intervals import interval
@@ -51,6 +51,7 @@ def test_frozen_features_are_those_of_the_file_in_every_task(data: Path, tmp_pat
         assert {name: value.shape for name, value in values.items()} == {n: v.shape for n, v in given.items()}
         assert all(torch.equal(values[name], given[name]) for name in given)
     assert [task.training["frozen"] for task in model.tasks] == [True, True]
+    assert all("unit" in load_file(model.path / "tasks" / task.folder / SPREAD) for task in model.tasks)
     assert sum(facts.born.values()) == 0
     assert set(load_file(model.path / "tasks" / facts.folder / BORN)) >= {"head/weight", "head/bias"}
     assert [(task.preprocessing.mean, task.preprocessing.std) for task in model.tasks] == [((0.25,), (0.5,))] * 2
@@ -174,7 +175,8 @@ def test_a_head_is_the_minimum_of_its_loss() -> None:
     y = torch.arange(90) % 3
     x = torch.randn(90, 7) + torch.eye(3, 7)[y]
     head = fit_head((x, y), (x, y), 3)
-    scale = x.std(0, correction=0)
+    own = x.std(0, correction=0)
+    scale = (own + own.mean()) / 2
 
     def loss(weight: torch.Tensor) -> float:
         scores = x @ weight.T + head.bias
@@ -184,6 +186,28 @@ def test_a_head_is_the_minimum_of_its_loss() -> None:
     best = loss(head.weight)
     assert head.accuracy > 0.6
     assert all(loss(head.weight + 0.05 * torch.randn(3, 7)) > best for _ in range(50))
+
+
+def test_few_pictures_with_many_features_are_fitted_firmly() -> None:
+    """Where most features are noise and hardly vary, the head leans on those that tell."""
+    torch.manual_seed(0)
+    y = torch.arange(6000) % 3
+    x = 0.02 * torch.randn(6000, 300)
+    x[:, :3] = 0.3 * torch.randn(6000, 3) + 0.6 * torch.eye(3)[y]
+    head = fit_head((x[:75], y[:75]), (x[75:90], y[75:90]), 3)
+    assert head.strength >= 0.1
+    assert ((x[90:] @ head.weight.T + head.bias).argmax(1) == y[90:]).double().mean() > 0.75
+
+
+def test_a_file_of_weights_names_its_network(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    save_file({**nets.build("small", (1, 8, 8)).state_dict(), "classifier.weight": torch.zeros(3, 3)}, file)
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "low", weights=file, size=8, gray=True)
+    assert json.loads((model.path / "model.json").read_text())["backbone"]["network"] == "small"
+    save_file({"a": torch.zeros(3)}, file)
+    with pytest.raises(ModelError, match=r"no network of ours: name the one that they are of with --network"):
+        open_model(tmp_path / "n").learn(data / "low", "low", weights=file)
 
 
 def test_what_is_added_to_frozen_features_starts_from_their_head(data: Path, tmp_path: Path) -> None:

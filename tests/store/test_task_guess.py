@@ -44,6 +44,16 @@ def test_few_directions_keep_the_ones_that_matter() -> None:
     assert far > 2 * near
 
 
+def test_at_length_1_strength_does_not_matter() -> None:
+    torch.manual_seed(0)
+    values, labels = torch.randn(80, 12).abs() + 3 * torch.eye(4, 12)[torch.arange(80) % 4], torch.arange(80) % 4
+    asked, about = values[:9], which.spread(values, labels, 4, unit=True)
+    assert torch.allclose(which.distance(asked, about), which.distance(7 * asked, about))
+    assert torch.allclose(about["means"].norm(dim=1), torch.ones(4), atol=0.1)
+    plain = which.spread(values, labels, 4)
+    assert not torch.allclose(which.distance(asked, plain), which.distance(7 * asked, plain), rtol=0.5)
+
+
 def test_the_temperature_undoes_overconfidence() -> None:
     torch.manual_seed(0)
     truth = 2 * torch.randn(20_000, 5)

@@ -117,7 +117,10 @@ def imagenet() -> tuple[str, ...]:
     try:
         found = _import("torchvision").models.get_model_weights("resnet50").DEFAULT.meta["categories"]
     except NoLibrary:
-        info = _import("timm.data").ImageNetInfo()
+        try:
+            info = _import("timm.data").ImageNetInfo()
+        except NoLibrary as error:
+            raise NoLibrary("neither of them can be imported here") from error
         found = [info.index_to_description(place) for place in range(info.num_classes())]
     names = [str(name) for name in found]
     return tuple(name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names))

@@ -55,6 +55,7 @@ def fit_newest(net: GrowingNetwork, ready: Lesson, *, device: str) -> Head:
     if task.prepare.flip:
         mirrored = logits(lambda x: extract(x.flip(-1)), task.train, prepare, device=device)
         train = (torch.cat([train[0], mirrored]), task.train.labels.repeat(2))
+        choosing = train if task.val is task.train else choosing
     return fit_head(train, choosing, len(task.classes))
 
 

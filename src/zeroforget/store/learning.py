@@ -430,9 +430,9 @@ class Learning:
         task, prepare = self.ready.task, preparation(facts.preprocessing)
         scores = logits(dense, task.test, prepare)
         right = float((scores.argmax(1) == task.test.labels).sum()) / len(task.test)
-        about = which.spread(
-            which.features(dense, task.train, prepare), which.sampled_labels(task.train), len(facts.classes)
-        )
+        values, labels = which.features(dense, task.train, prepare), which.sampled_labels(task.train)
+        frozen = self.start is not None and self.start.frozen
+        about = which.spread(values, labels, len(facts.classes), unit=frozen)
         far = which.quantiles(which.distance(which.features(dense, task.test, prepare), about))
         written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
         calibration = Calibration(which.temperature(scores, task.test.labels), far)

@@ -74,7 +74,8 @@ def save(
     folder.check_place()
     if folder.exists() or folder.entries():
         raise ModelError(f"{folder.path} holds a model already; name a folder that is new")
-    saving = _Saving(net, folder, _backbone(net, own_code.trust(build), options or {}, head), inputs, mean, std)
+    own_code.build(f"{own_code.CODE}/{own_code.trust(build)}", **(options or {}))  # what is wrong with it is told first
+    saving = _Saving(net, folder, _backbone(net, build, options or {}, head), inputs, mean, std)
     with changing(folder, Watch()):
         saving.write()
     return folder.path

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from safetensors.torch import save_file
 
 from zeroforget import nets
@@ -26,7 +27,7 @@ from zeroforget.store.folder import MODEL, Chain
 from zeroforget.store.network import empty_network, example, fresh_values
 from zeroforget.store.options import Options, default_network
 from zeroforget.store.schema import ModelFacts
-from zeroforget.store.weights import normalization_of
+from zeroforget.store.weights import normalization_of, read_weights
 from zeroforget.store.writing import Watch
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -58,6 +59,8 @@ def resolved(options: Options, chain: Chain | None, stack: ExitStack) -> Options
         if options.frozen is not None:
             raise ModelError("frozen counts for the first task only; this model has learned already")
         return options
+    if options.weights is not None and options.network is None and chain is None:
+        return replace(options, network=_network_of(options.weights, options))
     if options.weights is not None or options.pretrained is False:
         return options
     network = options.network if chain is None else chain.model.backbone.network
@@ -83,6 +86,24 @@ def resolved(options: Options, chain: Chain | None, stack: ExitStack) -> Options
             )
         return replace(options, network=network or embedded.NETWORK, weights=embedded.weights())
     return options
+
+
+def _network_of(weights: Path, options: Options) -> str | None:
+    """The network of ours that a file's tensors are of, by their names and shapes; None leaves it to the size."""
+    values, fits = read_weights(weights), dict[str, int]()
+    for name in nets.names():
+        shape = (1 if options.gray else 3, *nets.find(name).shape[1:])
+        with suppress(ValueError, RuntimeError), torch.device("meta"):
+            state = nets.build(name, shape, width=1.0 if options.width is None else options.width).state_dict()
+            wanted = {key: value.shape for key, value in state.items() if value.dim() == 4}
+            if wanted and all(key in values and values[key].shape == kind for key, kind in wanted.items()):
+                fits[name] = len(wanted)
+    if not fits and options.size is None and options.width is None:
+        raise ModelError(
+            f"{weights} holds the weights of no network of ours: name the one that they are of with --network, such as "
+            "torchvision/resnet18 or timm/resnet18 (zeroforget networks lists ours)"
+        )
+    return max(fits, key=lambda name: fits[name], default=None)
 
 
 def normalization(options: Options, channels: int) -> Normalization | None:
