@@ -240,10 +240,10 @@ def test_many_odd_archives(tmp_path: Path) -> None:
 
 def odd_archives(base: Path, tries: int, seed: int) -> None:
     """Archives with damage of every kind: unpacked or refused in our words, and nothing is left elsewhere."""
-    draw, whole = random.Random(seed), []
+    draw = random.Random(seed)
     members = [(plain(f"{'d' * place}/{place}"), bytes(place * 40)) for place in range(1, 60, 7)]
-    for packed in (bytes, gzip.compress, bz2.compress, lzma.compress):
-        whole.append(packed(tar(base / "a.tar", *members).read_bytes()))
+    packers = (bytes, gzip.compress, bz2.compress, lzma.compress)
+    whole = [packed(tar(base / "a.tar", *members).read_bytes()) for packed in packers]
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(base / "a.zip", "w", method) as file:
             for member, body in members:

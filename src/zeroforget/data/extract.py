@@ -170,7 +170,7 @@ def _from_tar(archive: Path, into: Path, progress: OnRead | None, room: _Room) -
     size, count = archive.stat().st_size, 0
     with _opened(archive) as file:
         bounded = _Bounded(file, room)
-        tar = tarfile.open(fileobj=bounded, mode="r:", tarinfo=_Whole)  # type: ignore[call-overload]
+        tar = tarfile.open(fileobj=bounded, mode="r:", tarinfo=_Whole)  # type: ignore[call-overload]  # noqa: SIM115
         while (member := tar.next()) is not None:
             tar.members.clear()  # it would keep them all
             bounded.header = MOST_BYTES

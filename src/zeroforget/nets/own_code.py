@@ -42,7 +42,9 @@ def build(network: str, **options: Any) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ValueError(f"'{name}' made {type(made).__name__}, not a torch module")
     if hasattr(made, "add_task"):
-        raise ValueError(f"'{name}' makes a network that grows already; let it return the plain one that grow was given")
+        raise ValueError(
+            f"'{name}' makes a network that grows already; let it return the plain one that grow was given"
+        )
     return made
 
 

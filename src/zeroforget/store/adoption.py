@@ -116,8 +116,8 @@ def imagenet() -> tuple[str, ...]:
         return libraries.imagenet()
     except ValueError as error:
         raise ModelError(
-            f"--classes imagenet takes the names from torchvision or timm, and {error}: pip install 'zeroforget[vision]', "
-            "or name a file with a class on each line"
+            f"--classes imagenet takes the names from torchvision or timm, and {error}: "
+            "pip install 'zeroforget[vision]', or name a file with a class on each line"
         ) from error
 
 

@@ -43,8 +43,8 @@ class Options:
 
     network: str | None = option(
         None,
-        "The network to begin with (zeroforget networks lists them); by default the one that `weights` are of, `compact` "
-        "with the package's weights for color photos of 32 pixels and more, or one that fits `size`.",
+        "The network to begin with (zeroforget networks lists them); by default the one that `weights` are of, "
+        "`compact` with the package's weights for color photos of 32 pixels and more, or one that fits `size`.",
     )
     width: float | None = option(None, "Its width, as a share of the published one.")
     size: int | None = option(None, "Pixels of each side of its pictures; 64 by default.")

@@ -37,10 +37,10 @@ def fit_head(
 
     Where it is to be `even`, every class counts the same, however many pictures it has.
 
-    The strength of the pull towards zero is the one of least loss on the selection part; then the head is fitted to both
-    parts. If the selection part is the training part, it chooses nothing and is not counted twice.
+    The strength of the pull towards zero is the one of least loss on the selection part; then the head is fitted to
+    both parts. If the selection part is the training part, it chooses nothing and is not counted twice.
 
-    Features are divided by a scale halfway between their own and all features': divided by its own alone, a feature that
+    Features are divided by a scale halfway between their own and all features': divided by its own alone, one that
     hardly varies would count as much as one that tells classes apart (`docs/diary.md`).
     """
     x, y = train
