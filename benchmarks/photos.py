@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the file lacks."""
     args = _arguments(argv)
-    found = json.loads(args.out.read_text()) if args.out.exists() else {"tasks": [], "guesses": []}
-    found |= {
-        "command": "python -m benchmarks.photos --data DIR --squeezenet FILE --out results/photos.json",
-        "commit": commit(), "torch": torch.__version__, "threads": torch.get_num_threads(), "learned": LEARNED,
-        "sets": {name: {"source": source, "classes": list(kinds)} for name, (source, kinds) in SETS.items()},
-    }  # fmt: skip
+    found = json.loads(args.out.read_text()) if args.out.exists() else _begun()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder))
         if not found.get("uneven"):
@@ -87,6 +83,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(json.dumps(row), flush=True)
     print(table(found))
     print(guessed(found))
+
+
+def _begun() -> dict[str, Any]:
+    return {
+        "command": "python -m benchmarks.photos --data DIR --squeezenet FILE --out results/photos.json",
+        "commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d"), "seed": 0, "torch": torch.__version__,
+        "threads": torch.get_num_threads(), "learned": LEARNED,
+        "sets": {name: {"source": source, "classes": list(kinds)} for name, (source, kinds) in SETS.items()},
+        "tasks": [], "guesses": [],
+    }  # fmt: skip
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
