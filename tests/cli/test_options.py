@@ -26,7 +26,8 @@ from zeroforget.cli.methods import _megabytes
 from zeroforget.cli.model import _adds
 from zeroforget.cli.networks import _size
 from zeroforget.experiments import runner
-from zeroforget.experiments.experiment import Experiment
+from zeroforget.experiments.cluster import Cluster
+from zeroforget.experiments.experiment import Experiment, Part
 from zeroforget.store import Model, Options, adoption, open_model
 from zeroforget.store.assembly import Addition
 from zeroforget.store.options import described
@@ -132,12 +133,21 @@ def test_run_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file = write_toml(tmp_path)
     words = ["--methods", "tfm, ewc", "--seeds", "3,4", "--device", "cuda:1", "--set", "ewc.strength=3"]
     words += ["--data-root", "somewhere", "--parallel", "3"]
+    words += ["--part", "2/3", "--ray", "--cpus", "2", "--memory", "8"]
     assert "runs are in there/short\n" in zeroforget("run", file, "--out", "there", *words)
     zeroforget("run", file)
     asked = {"methods": ["tfm", "ewc"], "seeds": [3, 4], "device": "cuda:1", "changes": ["ewc.strength=3"]}
     asked |= {"out": Path("there"), "data_root": Path("somewhere"), "parallel": 3}
+    asked |= {"part": Part(2, 3), "cluster": Cluster("auto", 2.0, 0.0, 8 * 10**9)}
     usual = {"methods": None, "seeds": None, "device": None, "changes": ()}
-    assert seen == [asked, usual | {"out": Path("runs"), "data_root": None, "parallel": 1}]
+    assert seen == [
+        asked,
+        usual | {"out": Path("runs"), "data_root": None, "parallel": 1, "part": None, "cluster": None},
+    ]
+    zeroforget("run", "--ray", file, "--ray", "10.0.0.1:6379", "--gpus", "0.25")
+    assert seen[-1]["cluster"] == Cluster("10.0.0.1:6379", gpus=0.25)
+    zeroforget("run", "--ray", file)
+    assert seen[-1]["cluster"] == Cluster()
 
 
 @pytest.mark.parametrize("command", ["learn {0} {1}/low --task x", "undo {0} --yes", "receive {0} {1}/update.zfu"])

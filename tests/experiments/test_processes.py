@@ -19,6 +19,8 @@ from tests.experiments.test_watching import Heard
 from zeroforget.experiments import parallel
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.observers import Observer
+from zeroforget.experiments.results import Results
+from zeroforget.experiments.scheduling import Voice, outcome, schedule
 
 Said = tuple[Any, ...]
 
@@ -67,19 +69,19 @@ class Started:
     """In place of the function that starts a process: notes what it was given."""
 
     def __init__(self) -> None:
-        self.positions: list[int] = []
+        self.seeds: list[int] = []
         self.threads: list[int] = []
         self.children: list[tuple[Process, Connection]] = []
         self.most = 0
 
-    def __call__(self, position: int, config: RunConfig, work: object, threads: int) -> parallel._Child:
+    def __call__(self, config: RunConfig, work: object, threads: int) -> parallel._Child:
         ears, mouth = Pipe(duplex=False)
-        self.positions.append(position)
+        self.seeds.append(config.seed)
         self.threads.append(threads)
         self.children.append((Process(), mouth))
         self.most = max(self.most, sum(process.exitcode is None for process, _ in self.children))
         mouth.send(("run_begins", ["a"], 0))
-        return parallel._Child(position, config, self.children[-1][0], ears)  # type: ignore[arg-type]
+        return parallel._Child(config, process=self.children[-1][0], ears=ears)  # type: ignore[arg-type]
 
     def end(self, position: int, *last: Said, code: int = 0) -> None:
         process, mouth = self.children[position]
@@ -98,7 +100,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         mouth.close()
 
 
-def work(config: RunConfig, watch: Observer) -> object:
+def side_by_side(configs: list[RunConfig], most: int, watch: Observer) -> list[Results | str]:
+    return schedule(configs, parallel.Processes(work, most), lambda config: None, watch)
+
+
+def work(config: RunConfig, watch: Observer) -> Results:
     raise AssertionError("nobody is to do it here")
 
 
@@ -112,35 +118,36 @@ def work(config: RunConfig, watch: Observer) -> object:
     ],
 )
 def test_what_is_no_mistake_in_the_code_is_told_in_a_line(
-    error: Exception, said: str, configs: list[RunConfig], pipe: tuple[Connection, Connection]
+    error: Exception, said: str, configs: list[RunConfig]
 ) -> None:
-    def fails(config: RunConfig, watch: Observer) -> None:
+    def fails(config: RunConfig, watch: Observer) -> Results:
         raise error
 
-    parallel._work(fails, configs[0], pipe[1])
-    assert pipe[0].recv() == ("failed", said)
+    assert outcome(fails, configs[0], Observer(), parallel._FEWER) == said
 
 
 @pytest.mark.parametrize("error", [ValueError(), TimeoutError(), KeyError("a"), RuntimeError("no")])
-def test_what_is_a_mistake_or_says_nothing_comes_with_its_traceback(
-    error: Exception, configs: list[RunConfig], pipe: tuple[Connection, Connection]
-) -> None:
-    def fails(config: RunConfig, watch: Observer) -> None:
+def test_what_is_a_mistake_or_says_nothing_comes_with_its_traceback(error: Exception, configs: list[RunConfig]) -> None:
+    def fails(config: RunConfig, watch: Observer) -> Results:
         raise error
 
-    parallel._work(fails, configs[0], pipe[1])
-    what, why = pipe[0].recv()
-    assert what == "failed"
+    why = outcome(fails, configs[0], Observer(), "")
+    assert isinstance(why, str)
     assert "in fails" in why
     assert why.splitlines()[-1].startswith(type(error).__name__)
 
 
 def test_who_is_not_heard_any_more_ends_quietly(configs: list[RunConfig], pipe: tuple[Connection, Connection]) -> None:
-    def speaks(config: RunConfig, watch: Observer) -> None:
+    def speaks(config: RunConfig, watch: Observer) -> Results:
         watch.loading("pictures", 1, 2)
+        raise AssertionError("it cannot be heard")
 
+    usual = signal.getsignal(signal.SIGTERM)
     pipe[0].close()
-    parallel._work(speaks, configs[0], pipe[1])
+    try:
+        parallel._live(speaks, configs[0], pipe[1], 1)
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 def test_a_process_takes_its_share_of_threads_and_ends_when_it_is_asked_to(
@@ -149,7 +156,13 @@ def test_a_process_takes_its_share_of_threads_and_ends_when_it_is_asked_to(
     did: list[Said] = []
     monkeypatch.setattr(signal, "signal", lambda *given: did.append(given))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: did.append(("threads", count)))
-    parallel._live(lambda config, watch: did.append(("work", config)), configs[0], pipe[1], 3)
+
+    def works(config: RunConfig, watch: Observer) -> Results:
+        did.append(("work", config))
+        return results()
+
+    parallel._live(works, configs[0], pipe[1], 3)
+    assert pipe[0].recv() == ("ended", results())
     assert did == [
         (signal.SIGTERM, parallel._asked_to_end),
         ("threads", 3),
@@ -165,8 +178,8 @@ def test_a_process_takes_its_share_of_threads_and_ends_when_it_is_asked_to(
 def test_what_a_process_says_is_heard_word_for_word(
     configs: list[RunConfig], pipe: tuple[Connection, Connection]
 ) -> None:
-    voice, heard = parallel._Voice(pipe[1]), Heard(0.1)
-    child = parallel._Child(0, configs[0], Process(), pipe[0])  # type: ignore[arg-type]
+    voice, heard = Voice(pipe[1].send), Heard(0.1)
+    child = parallel._Child(configs[0], process=Process(), ears=pipe[0])  # type: ignore[arg-type]
     voice.loading("pictures", 3, 10)
     voice.run_begins(configs[0], ["a", "b"], 1)
     voice.task_done(configs[0], {"index": 1})
@@ -176,10 +189,10 @@ def test_what_a_process_says_is_heard_word_for_word(
         ("run_begins", configs[0], ["a", "b"], 1),
         ("task_done", configs[0], {"index": 1}),
     ]
-    voice.run_done(configs[0], results(), False)
+    pipe[1].send(("ended", results()))
     pipe[1].close()
     assert not child.listen(heard)
-    assert child.ended(heard) == results()
+    assert child.end(heard) == results()
     assert heard.words[3:] == [("run_done", configs[0], results(), False)]
 
 
@@ -188,8 +201,8 @@ def test_of_a_traceback_the_last_line_is_told_as_it_comes(
 ) -> None:
     """All of it is the outcome, which is told at the end, once."""
     heard, why = Heard(0.1), "Traceback (most recent call last):\n  in loss\nTypeError: a mistake"
-    child = parallel._Child(0, configs[0], Process(), pipe[0], why)  # type: ignore[arg-type]
-    assert child.ended(heard) == why
+    child = parallel._Child(configs[0], why, process=Process(), ears=pipe[0])  # type: ignore[arg-type]
+    assert child.end(heard) == why
     ((what, config, error),) = heard.words
     assert (what, config, str(error)) == ("run_failed", configs[0], "TypeError: a mistake")
 
@@ -201,7 +214,7 @@ def test_outcomes_stand_in_the_order_of_the_runs_whoever_ends_first(configs: lis
     class Releasing(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
             if config.seed == 1:
-                started.end(1, ("done", results(seed=1)))
+                started.end(1, ("ended", results(seed=1)))
             if config.seed == 2:
                 started.end(2, code=-signal.SIGKILL)
 
@@ -211,13 +224,13 @@ def test_outcomes_stand_in_the_order_of_the_runs_whoever_ends_first(configs: lis
         def run_failed(self, config: RunConfig, error: Exception) -> None:
             order.append(config.seed)
             if config.seed == 2:
-                started.end(0, ("failed", "no"))
+                started.end(0, ("ended", "no"))
 
-    first, second, third = parallel.side_by_side(configs, work, 2, Releasing())
+    first, second, third = side_by_side(configs, 2, Releasing())
     assert (first, second) == ("no", results(seed=1))
     assert str(third).startswith("its process was killed (SIGKILL)")
     assert order == [1, 2, 0]
-    assert started.positions == [0, 1, 2]
+    assert started.seeds == [0, 1, 2]
     assert started.most == 2
 
 
@@ -235,11 +248,11 @@ def test_processes_share_the_cores(
 ) -> None:
     class Ending(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
-            started.end(config.seed, ("failed", "no"))
+            started.end(config.seed, ("ended", "no"))
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: torchs)
     monkeypatch.setattr(parallel, "_cores", lambda: cores)
-    assert parallel.side_by_side(configs, work, most, Ending()) == ["no"] * 3
+    assert side_by_side(configs, most, Ending()) == ["no"] * 3
     assert started.threads == [threads] * 3
     assert started.most <= most
 
@@ -252,7 +265,7 @@ def test_however_it_ends_processes_are_asked_then_killed_and_waited_for(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        parallel.side_by_side(configs, work, 2, Stopping())
+        side_by_side(configs, 2, Stopping())
     assert [process.did for process, _ in started.children] == [["asked", "joined", "killed", "joined"]] * 2
     for _, mouth in started.children:
         with pytest.raises(OSError):  # so that no word of theirs waits for ever to be heard
@@ -267,7 +280,7 @@ def test_a_watcher_that_fails_ends_them_all(configs: list[RunConfig], started: S
             raise OSError("no space left on the disk of the log")
 
     with pytest.raises(OSError, match="no space left on the disk of the log"):
-        parallel.side_by_side(configs, work, 2, Full())
+        side_by_side(configs, 2, Full())
     assert all("asked" in process.did for process, _ in started.children)
 
 
@@ -277,7 +290,7 @@ def test_inside_a_request_to_end_unwinds_and_afterwards_it_means_what_it_did() -
 
     usual = signal.signal(signal.SIGTERM, own)
     try:
-        with pytest.raises(SystemExit) as caught, parallel._terminable():
+        with pytest.raises(SystemExit) as caught, parallel.terminable():
             os.kill(os.getpid(), signal.SIGTERM)
         assert caught.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is own
@@ -290,10 +303,10 @@ def test_another_thread_runs_them_too(configs: list[RunConfig], started: Started
 
     class Ending(Observer):
         def run_begins(self, config: RunConfig, tasks: list[str], finished: int) -> None:
-            started.end(config.seed, ("failed", "no"))
+            started.end(config.seed, ("ended", "no"))
 
     found: list[object] = []
-    thread = threading.Thread(target=lambda: found.extend(parallel.side_by_side(configs, work, 1, Ending())))
+    thread = threading.Thread(target=lambda: found.extend(side_by_side(configs, 1, Ending())))
     thread.start()
     thread.join(30)
     assert found == ["no"] * 3

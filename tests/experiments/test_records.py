@@ -188,7 +188,7 @@ def test_a_run_that_goes_on_says_so_and_tells_where(tmp_path: Path, monkeypatch:
     experiment = Experiment.load(write_toml(tmp_path, epochs=1), methods=["finetuning"])
     folder = tmp_path / experiment.runs()[0].folder
     for machine, task in (("here", 0), ("there", 1)):
-        monkeypatch.setattr("zeroforget.experiments.runner.environment", lambda machine=machine: {"torch": machine})
+        monkeypatch.setattr("zeroforget.experiments.one_run.environment", lambda machine=machine: {"torch": machine})
         monkeypatch.setattr("zeroforget.experiments.folder.environment", lambda machine=machine: {"torch": machine})
         with pytest.raises(Interrupted):
             run(experiment, tmp_path, watch=(watch := StopAfter(task)))

@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path: P
 
 
 def test_every_seed_and_task_has_draws_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zeroforget.experiments.runner._Run._try_replay", lambda *args: None)  # which makes one more
+    monkeypatch.setattr("zeroforget.experiments.one_run._Run._try_replay", lambda *args: None)  # which makes one more
     path = write_toml(
         tmp_path, tasks=2, epochs=1, more='\n[methods.own]\nmethod = "tests.experiments.helpers:Drawing"\n'
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from zeroforget.cli.app import LAB, Log, app, as_path, console, errors, with_others
 from zeroforget.cli.printing import complain, put, say
 
 if TYPE_CHECKING:
+    from zeroforget.experiments.cluster import Cluster
     from zeroforget.experiments.display import ExperimentDisplay
     from zeroforget.experiments.results import Results
 
@@ -21,7 +24,35 @@ Style = Literal["terminal", "markdown", "latex", "csv"]
 _STYLES: dict[str, Style] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".txt": "terminal", "": "terminal"}
 
 
-@app.command("run", rich_help_panel=LAB)
+Parallel = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Train N runs at the same time, each in a process of its own.")
+]
+PartOf = Annotated[
+    str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts of the runs, for job arrays.")
+]
+Ray = Annotated[
+    str | None, typer.Option(metavar="[ADDRESS]", help="Train on a Ray cluster; without an address, this host's.")
+]
+Cpus = Annotated[float, typer.Option(help="With --ray: processors, and threads, of each run.")]
+Gpus = Annotated[
+    float | None, typer.Option(help="With --ray: the share of a GPU of each run; 1 by default with --device cuda.")
+]
+Memory = Annotated[float | None, typer.Option(help="With --ray: GB of memory that each run needs.")]
+
+
+class WithRay(TyperCommand):
+    """A command whose `--ray` may stand without an address."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """An address that is left out is the cluster of this host."""
+        for place in reversed([place for place, word in enumerate(args) if word == "--ray"]):
+            following = args[place + 1 : place + 2]
+            if not following or following[0].startswith("-") or following[0].endswith(".toml"):
+                args = [*args[: place + 1], "auto", *args[place + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+@app.command("run", rich_help_panel=LAB, cls=WithRay)
 def run_command(
     file: Annotated[Path, typer.Argument(help="The experiment, a TOML file.", parser=as_path)],
     changes: Annotated[
@@ -33,48 +64,74 @@ def run_command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
     out: Annotated[Path, typer.Option(help="Where runs are kept.", parser=as_path)] = Path("runs"),
     data_root: Annotated[Path | None, typer.Option(help="Where data sets are kept.", parser=as_path)] = None,
-    parallel: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Train N runs at the same time, each in a process of its own.")
-    ] = 1,
+    parallel: Parallel = 1,
+    part: PartOf = None,
+    ray: Ray = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = None,
+    memory: Memory = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")] = False,
     log: Log = None,
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
-    from zeroforget.experiments.experiment import Experiment, foreign_code
+    from zeroforget.experiments.experiment import Experiment, Part
     from zeroforget.experiments.observers import Observer, Several, TensorBoard, Tracked
     from zeroforget.experiments.runner import Failed, run
     from zeroforget.tracking import tracker
+    from zeroforget.training.regime import trained_elsewhere
 
-    if log is not None and parallel > 1:
+    if log is not None and (parallel > 1 or ray is not None):
         raise ValueError("--log tells of one run at a time; leave out --parallel, or use --tensorboard")
-    if named := foreign_code(file):
-        text = f"{file} lies outside of this folder and names code, which is run: {', '.join(named)}"
-        complain("[bold yellow]note:[/]", text)
-    experiment = Experiment.load(
-        file,
-        changes=changes or (),
-        methods=None if methods is None else _words(methods),
-        seeds=None if seeds is None else _numbers(seeds),
-        device=device,
-    )
+    _note_foreign_code(file)
+    with trained_elsewhere() if ray is not None else nullcontext():
+        experiment = Experiment.load(
+            file,
+            changes=changes or (),
+            methods=None if methods is None else _words(methods),
+            seeds=None if seeds is None else _numbers(seeds),
+            device=device,
+        )
+    chosen = None if part is None else Part.parse(part)
+    runs = len(experiment.runs() if chosen is None else chosen.of(experiment.runs()))
+    cluster = None if ray is None else _cluster(ray, experiment.regime.device, cpus, gpus, memory)
+    how: dict[str, Any] = {"data_root": data_root, "parallel": parallel, "cluster": cluster, "part": chosen}
     with with_others() as processes:
         if not processes.first:
-            run(experiment, out, data_root=data_root, watch=Observer(), parallel=parallel)
+            run(experiment, out, watch=Observer(), **how)
             return
-        with _watching(len(experiment.runs()), parallel) as watch:
+        with _watching(runs, parallel if ray is None else runs) as watch:
             more: list[Observer] = [TensorBoard(out)] if tensorboard else []
             more += [Tracked(tracker(log))] if log else []
             watches = Several(watch, *more) if more else watch
             try:
-                results = run(experiment, out, data_root=data_root, watch=watches, parallel=parallel)
+                results = run(experiment, out, watch=watches, **how)
             except Failed as failed:
                 _show(failed.results)
                 raise
             except KeyboardInterrupt:
-                errors().print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
-                raise typer.Exit(130) from None
+                raise _stopped() from None
         _show(results)
         say(f"runs are in {out / experiment.name}")
+
+
+def _cluster(address: str, device: str, cpus: float, gpus: float | None, memory: float | None) -> Cluster:
+    from zeroforget.experiments.cluster import Cluster
+
+    share = gpus if gpus is not None else float(device.startswith("cuda"))
+    return Cluster(address, cpus, share, None if memory is None else int(memory * 10**9))
+
+
+def _note_foreign_code(file: Path) -> None:
+    from zeroforget.experiments.experiment import foreign_code
+
+    if named := foreign_code(file):
+        text = f"{file} lies outside of this folder and names code, which is run: {', '.join(named)}"
+        complain("[bold yellow]note:[/]", text)
+
+
+def _stopped() -> typer.Exit:
+    errors().print("stopped. The same command goes on where it stopped", highlight=False, soft_wrap=True)
+    return typer.Exit(130)
 
 
 def _show(results: list[Results]) -> None:

@@ -90,6 +90,34 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some of an experiment's runs, as a job of several takes them: of three parts the second has runs 2, 5, 8, ..."""
+
+    number: int
+    parts: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.parts:
+            raise ValueError(f"a part is NUMBER/PARTS, such as 3/8, counted from 1; got {self}")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.parts}"
+
+    @staticmethod
+    def parse(text: str) -> Part:
+        """From '3/8'."""
+        number, _, parts = text.partition("/")
+        try:
+            return Part(int(number), int(parts))
+        except ValueError:
+            raise ValueError(f"a part is NUMBER/PARTS, such as 3/8, counted from 1; got '{text}'") from None
+
+    def of(self, runs: Sequence[RunConfig]) -> list[RunConfig]:
+        """Its runs."""
+        return list(runs[self.number - 1 :: self.parts])
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Every method on every scenario with every seed."""
 

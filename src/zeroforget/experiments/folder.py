@@ -8,8 +8,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -22,9 +22,11 @@ from zeroforget._version import __version__
 from zeroforget.experiments.data_facts import changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
-from zeroforget.files import locks
+from zeroforget.files import leases, locks
 from zeroforget.methods import registry
 
+LOCKS = "ZEROFORGET_LOCKS"
+"""The environment's word that the file system's locks are not to be used: "lease"."""
 _AGAIN = "delete the run's folder and start it again"
 
 
@@ -48,17 +50,25 @@ class RunFolder:
     path: Path
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes out. The system drops the lock with the process, however that ends."""
+    def locked(self) -> Iterator[Callable[[], None]]:
+        """Keep other processes out. The system drops the lock with the process, however that ends. On a file system
+        without locks it is a lease; what is yielded raises `Busy` if it was lost."""
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(locks.locked(self.path / ".lock", locks.this_process(), wait=0.0))
+                held = _lock(stack, self.path / ".lock")
             except locks.Held as error:
                 raise Busy(
                     f"{self.path} is being worked on by {error.holder}; wait for it, or choose another --out"
                 ) from error
-            yield
+
+            def check() -> None:
+                try:
+                    held()
+                except leases.Lost as error:
+                    raise Busy(str(error)) from error
+
+            yield check
 
     def begun(self) -> bool:
         """Whether a run has claimed the folder."""
@@ -76,7 +86,7 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
             write_json(file, config | ({"processes": processes} if processes > 1 else {}))
             return
-        there = read_json(file, _AGAIN)
+        there = _on_any_device(read_json(file, _AGAIN))
         before = there.pop("processes", 1)
         if before != processes and not (self.path / FILE).exists():
             raise OtherConfiguration(
@@ -85,7 +95,7 @@ class RunFolder:
             )
         parts = (name for name in defaults if isinstance(there.get(name), dict))
         there |= {name: defaults[name] | there[name] for name in parts}
-        if different := differences(there, config):
+        if different := differences(there, _on_any_device(config)):
             raise OtherConfiguration(
                 f"{self.path} holds a run with another configuration ({'; '.join(different)}); "
                 "choose another --out or name, or delete that folder"
@@ -133,6 +143,24 @@ class RunFolder:
     def learning(self, index: int) -> Path:
         """Where a task that is being learned keeps its checkpoints."""
         return self.path / "learning" / f"{index:03d}"
+
+
+def _on_any_device(config: dict[str, Any]) -> dict[str, Any]:
+    """A run may go on with another device of its kind."""
+    regime = config.get("regime")
+    if not isinstance(regime, dict) or not isinstance(regime.get("device"), str):
+        return config
+    return config | {"regime": regime | {"device": regime["device"].partition(":")[0]}}
+
+
+def _lock(stack: ExitStack, file: Path) -> Callable[[], None]:
+    """Hold a lock as long as the stack; what is returned raises `Lost` if it is held no more."""
+    doing = locks.this_process()
+    if os.environ.get(LOCKS) != "lease":
+        with suppress(locks.NoLocks):
+            stack.enter_context(locks.locked(file, doing, wait=0.0))
+            return lambda: None
+    return stack.enter_context(leases.leased(file, doing)).check
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,44 +1,29 @@
-"""Running experiments: one folder a run, every finished task on disk, so that a kill at any moment costs an epoch at
-most and changes not one bit of the results."""
+"""Running experiments: which runs there are, which of them are finished, and who trains the others."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import shutil
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from zeroforget.data import Scenario, Task
-from zeroforget.experiments.comparability import SETUP
-from zeroforget.experiments.data_facts import describe
-from zeroforget.experiments.disk import room_for
+from zeroforget.data import Scenario
+from zeroforget.experiments.cluster import Cluster
 from zeroforget.experiments.display import watching
-from zeroforget.experiments.experiment import Experiment, RunConfig
-from zeroforget.experiments.folder import Log, RunFolder, Unwritten, environment
+from zeroforget.experiments.experiment import Experiment, Part, RunConfig
+from zeroforget.experiments.folder import Busy, RunFolder
 from zeroforget.experiments.observers import Observer
-from zeroforget.experiments.operations import CountingFit, of_an_answer
-from zeroforget.experiments.parallel import side_by_side
-from zeroforget.experiments.resolve import NamedPart, check_data, make_network, make_scenario
+from zeroforget.experiments.one_run import Broken, Refused, run_one
+from zeroforget.experiments.parallel import Processes
+from zeroforget.experiments.resolve import NamedPart, check_data, make_scenario
 from zeroforget.experiments.results import Results
-from zeroforget.experiments.search import Search, carried
-from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
-from zeroforget.growing.network import GrowingNetwork
-from zeroforget.methods import Method, registry
-from zeroforget.processes import PeerLost, current
+from zeroforget.experiments.scheduling import Engine, Job, schedule, tell_end
+from zeroforget.methods import registry
+from zeroforget.processes import current
 from zeroforget.progress import Show
-from zeroforget.training import Diverged, FitLog, Progress, logits
-from zeroforget.training.checkpoint import DamagedCheckpoint
-from zeroforget.training.seeding import seeded
 
 
 class Failed(ValueError):
@@ -49,14 +34,6 @@ class Failed(ValueError):
         self.results = results
 
 
-class _Refused(ValueError):
-    """A run that cannot be made: training diverged, say, or the method does not take the network."""
-
-
-class _Broken(_Refused):
-    """A run that met a mistake in somebody's code: all that Python says of it."""
-
-
 def run(
     experiment: Experiment,
     out: Path,
@@ -64,72 +41,126 @@ def run(
     data_root: Path | None = None,
     watch: Observer | None = None,
     parallel: int = 1,
+    cluster: Cluster | None = None,
+    part: Part | None = None,
     progress: Show = None,
 ) -> list[Results]:
-    """Every run of the experiment below `out`; those that are finished are read, those begun go on.
+    """Every run of the experiment below `out`; those that are finished are read, those begun go on, and those that
+    another process works on are waited for.
 
-    With `parallel`, so many at the same time, each in a process of its own. `progress` is True to show it, False to
-    hide it, or a function; by default it is shown in a terminal and in a notebook. A `watch` hears of it instead.
+    With `parallel`, so many at the same time, each in a process of its own; with a `cluster`, on Ray's hosts. A `part`
+    is some of the runs. `progress` is True to show it, False to hide it, or a function; by default it is shown in a
+    terminal and in a notebook. A `watch` hears of it instead.
     """
     processes = current()
+    configs = experiment.runs() if part is None else part.of(experiment.runs())
+    more: dict[str, Any] = {"data_root": data_root, "parallel": parallel, "cluster": cluster, "part": part}
     if watch is None:
-        with watching(progress if processes.first else False, len(experiment.runs()), parallel) as display:
-            return run(experiment, out, data_root=data_root, watch=display, parallel=parallel)
+        together = parallel if cluster is None else max(2, len(configs))
+        with watching(progress if processes.first else False, len(configs), together) as display:
+            return run(experiment, out, watch=display, **more)
     root = data_root or experiment.data_root
     if parallel < 1:
         raise ValueError(f"parallel is how many runs to train at the same time, so at least 1, not {parallel}")
     if not processes.alone:
         watch = watch if processes.first else Observer()
-        if parallel > 1:
-            raise ValueError(f"{processes.world} processes train one run together: leave out --parallel, or torchrun")
-    if parallel > 1:
-        return _run_parallel(experiment, _Elsewhere(out, root), parallel, watch)
-    data = _Data(root, watch)
-    results: list[Results] = []
-    failures: list[str] = []
-    for config, before in processes.by_first(lambda: _begin(experiment, out, root, watch)):
-        if before is not None:
-            results.append(before)
-            continue
-        try:
-            results.append(run_one(config, out, data, watch))
-        except (_Refused, torch.OutOfMemoryError) as error:
-            if not processes.alone and (isinstance(error, (_Broken, torch.OutOfMemoryError))):
-                raise  # the others may not have met it, and wait
-            if isinstance(error, _Broken) and error.__cause__ is not None and len(experiment.runs()) == 1:
-                raise error.__cause__ from None
-            full = isinstance(error, torch.OutOfMemoryError)
-            why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error) or repr(error)
-            failures.append(f"{out / config.folder}: {why}")
-            watch.run_failed(config, ValueError(why.splitlines()[-1]))
-    _complain(failures, results)
-    return results
-
-
-def _run_parallel(experiment: Experiment, work: _Elsewhere, most: int, watch: Observer) -> list[Results]:
-    begun = _begin(experiment, work.out, work.root, watch)
-    configs, before = [config for config, _ in begun], [results for _, results in begun]
-    left = [config for config, results in begun if results is None]
-    now = iter(side_by_side(left, work, most, watch))
-    outcomes = [results or next(now) for results in before]
+        if parallel > 1 or cluster is not None:
+            way = "--parallel" if cluster is None else "--ray"
+            raise ValueError(f"{processes.world} processes train one run together: leave out {way}, or torchrun")
+    begun = processes.by_first(lambda: _begin(configs, out, root, watch))
+    left = [config for config, before in zip(configs, begun, strict=True) if before is None]
+    engine = _engine(_Elsewhere(out, root), parallel, cluster, len(configs), watch)
+    now = iter(schedule(left, engine, lambda config: _look(config, out, watch), watch, patient=processes.alone))
+    outcomes = [before or next(now) for before in begun]
     pairs = zip(configs, outcomes, strict=True)
-    failures = [f"{work.out / config.folder}: {why}" for config, why in pairs if isinstance(why, str)]
+    failures = [f"{out / config.folder}: {why}" for config, why in pairs if isinstance(why, str)]
     found = [results for results in outcomes if isinstance(results, Results)]
     _complain(failures, found)
     return found
 
 
-def _begin(
-    experiment: Experiment, out: Path, root: Path | None, watch: Observer
-) -> list[tuple[RunConfig, Results | None]]:
-    """All runs, and what those that are finished found. Other configurations and other processes in their folders, and
-    data that are not there, are met before anything is trained."""
-    runs = [(config, _finished(config, out, watch)) for config in experiment.runs()]
-    parts = [config.scenario for config, results in runs if results is None]
+def _engine(work: _Elsewhere, parallel: int, cluster: Cluster | None, runs: int, watch: Observer) -> Engine:
+    if cluster is not None:
+        work = _Elsewhere(work.out.absolute(), work.root and work.root.absolute())
+        return cluster.engine(work, work.out, parallel if parallel > 1 else None, watch)
+    return Processes(work, parallel) if parallel > 1 else _InTurn(work.out, work.root, only=runs == 1)
+
+
+@dataclass
+class _InTurn:
+    """Runs one after another, in this process; of several processes that train together, in each."""
+
+    out: Path
+    root: Path | None
+    only: bool
+    """Whether there is one run alone: a mistake in somebody's code is then raised as it is."""
+    data: _Data | None = None
+    _done: list[Job] = field(default_factory=list)
+
+    def has_room(self, running: int) -> bool:
+        """One at a time."""
+        return running == 0
+
+    def opened(self) -> AbstractContextManager[object]:
+        """There is nothing to prepare."""
+        return nullcontext()
+
+    def start(self, config: RunConfig, watch: Observer) -> Job:
+        """Train it."""
+        self.data = self.data or _Data(self.root, watch)
+        self._done.append(Job(config))
+        try:
+            self._done[-1].outcome = run_one(config, self.out, self.data, watch)
+        except Busy as busy:
+            self._done[-1].outcome = busy
+        except (Refused, torch.OutOfMemoryError) as error:
+            if not current().alone and (isinstance(error, (Broken, torch.OutOfMemoryError))):
+                raise  # the others may not have met it, and wait
+            if isinstance(error, Broken) and error.__cause__ is not None and self.only:
+                raise error.__cause__ from None
+            full = isinstance(error, torch.OutOfMemoryError)
+            why = f"the GPU's memory is full: {str(error).splitlines()[0]}" if full else str(error) or repr(error)
+            self._done[-1].outcome = why
+            tell_end(self._done[-1], watch)
+        return self._done[-1]
+
+    def ended(self, watch: Observer) -> list[Job]:
+        """That one."""
+        done, self._done = self._done, []
+        return done
+
+
+def _begin(configs: Sequence[RunConfig], out: Path, root: Path | None, watch: Observer) -> list[Results | None]:
+    """What those runs found that are finished. Other configurations in their folders, and data that are not there, are
+    met before anything is trained."""
+    found: list[Results | None] = []
+    for config in configs:
+        try:
+            found.append(_finished(config, out, watch))
+        except Busy:
+            if not current().alone:
+                raise
+            found.append(None)
+    parts = [config.scenario for config, results in zip(configs, found, strict=True) if results is None]
     for number, part in enumerate(parts):
         if part not in parts[:number]:
             check_data(part, root)
-    return runs
+    return found
+
+
+def _look(config: RunConfig, out: Path, watch: Observer) -> Results | None:
+    """Whether another process has finished a run since this one began. `Busy` if one works on it."""
+
+    def found() -> Results | None:
+        folder = RunFolder(out / config.folder)
+        if not folder.begun():
+            return None
+        with folder.locked():
+            return folder.results()
+
+    if (results := current().by_first(found)) is not None:
+        watch.run_done(config, results, True)
+    return results
 
 
 def _finished(config: RunConfig, out: Path, watch: Observer) -> Results | None:
@@ -187,278 +218,3 @@ class _Data:
             made.check()
             self.part, self.scenario = part, made
         return self.scenario
-
-
-def run_one(config: RunConfig, out: Path, data: Callable[[NamedPart], Scenario], watch: Observer) -> Results:
-    """One run, from its beginning or from where it was stopped. Of several processes the first reads and writes."""
-    folder, processes = RunFolder(out / config.folder), current()
-    with ExitStack() as held:
-
-        def claimed() -> Results | None:
-            held.enter_context(room_for(folder.path, "start it again: it goes on where it stopped"))
-            held.enter_context(folder.locked())
-            folder.claim(config.to_dict(), config.defaults(), processes.world)
-            return folder.results()
-
-        finished = processes.by_first(claimed)
-        if finished is not None:
-            watch.run_done(config, finished, True)
-            return finished
-        begun = _Run(config, folder, data(config.scenario), watch)
-        with _checkpoints(folder):
-            try:
-                return begun.execute()
-            except DamagedCheckpoint:
-                raise
-            except ValueError as error:
-                raise _Refused(str(error)) from error
-            except (OSError, MemoryError, torch.OutOfMemoryError, PeerLost):
-                raise
-            except Exception as error:  # the others shall not wait for it to be mended
-                raise _Broken(traceback.format_exc().rstrip()) from error
-
-
-@contextmanager
-def _checkpoints(folder: RunFolder) -> Iterator[None]:
-    """Inside, a checkpoint that cannot be read is an error that says where and what to do."""
-    try:
-        yield
-    except DamagedCheckpoint as error:
-        remedy = f"delete {folder.path / 'learning'} and start it again: the task begins anew"
-        raise ValueError(f"{error}; {remedy}") from error
-
-
-class _Run:
-    def __init__(self, config: RunConfig, folder: RunFolder, scenario: Scenario, watch: Observer) -> None:
-        self.config, self.folder, self.scenario, self.watch = config, folder, scenario, watch
-        self.processes = current()
-
-        def claimed() -> dict[str, Any]:
-            folder.claim_data(describe(scenario))
-            return folder.environment(config.choice.method)
-
-        self.environment = self.processes.by_first(claimed)
-        self.log = Log(folder.path / "log.jsonl") if self.processes.first else Unwritten()
-        self.device = config.regime.device
-
-    def execute(self) -> Results:
-        self.config.search.check(len(self.scenario.tasks))
-        records = self.processes.by_first(self._found)
-        method = self._build()
-        if records:
-            with seeded("replay", self.config.seed):
-                load_method(self.folder.task(len(records) - 1), method)
-        self.log.write("resumed" if records else "started", finished=len(records), environment=environment())
-        self.watch.run_begins(self.config, [task.name for task in self.scenario.tasks], len(records))
-        for index in range(len(records), len(self.scenario.tasks)):
-            method, record = self._task(method, index, records)
-            records.append(record)
-        results = self._results(records)
-        if not results.trained[-1]:
-            raise ValueError(
-                f"method '{self.config.choice.label}' {results.logs[-1]['stopped']}, but there are {len(records)}: "
-                "it was never trained"
-            )
-        if self.processes.first:
-            results.save(self.folder.path)
-            self.log.write("finished", average=results.average)
-            shutil.rmtree(self.folder.path / "learning", ignore_errors=True)
-        self.watch.run_done(self.config, results, False)
-        return results
-
-    # Structure -------------------------------------------------------------------------------------------------
-
-    def _build(self) -> Method:
-        """The same initial network for every method, given a seed."""
-        config = self.config
-        with seeded("init", config.seed):
-            net = make_network(config.network, self.scenario.shape)
-        with seeded("method", config.seed):
-            method = registry.build(config.choice.method, net, self.scenario.example(), **config.choice.options)
-        return method.to(self.device)
-
-    def _found(self) -> list[dict[str, Any]]:
-        """What is written of finished tasks."""
-        records: list[dict[str, Any]] = []
-        while (record := load_record(self.folder.task(len(records)), FIGURES)) is not None:
-            records.append(record)
-        self._tidy(len(records))
-        return records
-
-    def _tidy(self, finished: int) -> None:
-        """Away with what a kill may have left between two steps."""
-        for index in range(finished):
-            shutil.rmtree(self.folder.learning(index), ignore_errors=True)
-        for index in range(finished - 1):
-            (self.folder.task(index) / TENSORS).unlink(missing_ok=True)
-
-    # Learning --------------------------------------------------------------------------------------------------
-
-    def _task(self, method: Method, index: int, records: list[dict[str, Any]]) -> tuple[Method, dict[str, Any]]:
-        began = time.perf_counter()
-        if self.config.search.covers(index):
-            method, log = self._search(method, index)
-        else:
-            lr = carried(method, [r["log"]["notes"] for r in records], self.config.regime.lr)
-            log = self._learn(method, index, lr, None)
-        training = log.notes.pop("operations")
-        if index == 0 and ":" in self.config.choice.method:
-            self._try_replay(method)
-        record = self.processes.by_first(lambda: self._written(method, log, training, began, records))
-        self.watch.task_done(self.config, record)
-        return method, record
-
-    def _written(
-        self, method: Method, log: FitLog, training: int, began: float, records: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """A task that is learned, judged and on disk."""
-        index = len(records)
-        task = self.scenario.tasks[index]
-        record = self._evaluate(method, index, [*(r["logits"] for r in records)])
-        record["operations"] |= {"training": training}
-        record |= {"index": index, "name": task.name, "classes": len(task.classes), "log": log.to_dict()}
-        # A task that was interrupted counts the epochs it had finished.
-        record["seconds"] = max(time.perf_counter() - began, log.seconds)
-        save_task(self.folder.task(index), method, record)
-        self._tidy(index + 1)
-        self.log.write("task", task=index, name=task.name, accuracy=record["accuracy"], seconds=record["seconds"])
-        return record
-
-    def _try_replay(self, method: Method) -> None:
-        """What somebody's method saves must fit when its tasks are replayed: else no run of it could ever go on."""
-        with seeded("replay", self.config.seed):
-            twin = self._build()
-            twin.replay(json.loads(json.dumps(method.structure())))
-        advice = "Make it in __init__ or in add_task, which are called again when a run goes on; or override replay too"
-        load_tensors(twin, dict(method.state_dict()), f"method '{self.config.choice.label}'", advice)
-
-    def _search(self, method: Method, index: int) -> tuple[Method, FitLog]:
-        start = self.config.choice.all_options().get(method.tradeoff) if method.tradeoff else None
-        search = Search(
-            method,
-            self.scenario.tasks[index],
-            lambda trial, lr, name: self._learn(trial, index, lr, name),
-            self.config.regime.lr,
-            self.config.search,
-            start,
-            self.folder.learning(index) / "search.json",
-            self.device,
-        )
-        method, log = search()
-        for trial in search.trials:
-            self.log.write("trial", task=index, **dataclasses.asdict(trial))
-        return method, log
-
-    def _learn(self, method: Method, index: int, lr: float, trial: str | None) -> FitLog:
-        task = self.scenario.tasks[index]
-        past: tuple[Task, ...] = self.scenario.tasks[:index] if method.uses_past_data else ()
-        fit = CountingFit(
-            dataclasses.replace(self.config.regime, lr=lr),
-            self.config.seed,
-            lambda progress: self._progress(progress, trial),
-            self.folder.learning(index) / (trial or "fit"),
-            self.watch.every,
-        )
-        with seeded("learn", self.config.seed, index):
-            try:
-                log = method.learn(task, fit, past)
-                log.notes["operations"] = fit.operations
-                return log
-            except (Diverged, DamagedCheckpoint):
-                raise
-            except ValueError as error:
-                raise ValueError(f"method '{self.config.choice.label}', task '{task.name}': {error}") from error
-
-    def _progress(self, progress: Progress, trial: str | None) -> None:
-        if progress.last is not None and progress.step == progress.steps:
-            epoch = dataclasses.asdict(progress.last)
-            self.log.write("epoch", task=progress.index, trial=trial, phase=progress.phase, **epoch)
-        self.watch.progress(self.config, progress, trial)
-
-    # Judging ---------------------------------------------------------------------------------------------------
-
-    def _evaluate(self, method: Method, index: int, learned: list[str]) -> dict[str, Any]:
-        """Every task so far through its predictor; logits are remembered by their hash."""
-        row: list[float] = []
-        hashes: list[str] = []
-        with deterministic():
-            for k, task in enumerate(self.scenario.tasks[: index + 1]):
-                out = logits(method.predictor(k), task.test, task.prepare, device=self.device)
-                right = out.argmax(1) == task.test.labels.cpu()
-                row.append(int(right.sum()) / len(right))
-                hashes.append(digest(out))
-            task = self.scenario.tasks[index]
-            one = task.prepare.test(task.test.batch(torch.zeros(1, dtype=torch.int64))[0].to(self.device))
-            answer = of_an_answer(method.predictor(index), one)
-        return {
-            "accuracy": row,
-            "logits": hashes[-1],
-            "unchanged": [now == then for now, then in zip(hashes, [*learned, hashes[-1]], strict=True)],
-            "parameters": parameters(method),
-            "overhead": overhead(method),
-            "operations": {"answer": answer},
-            "growth": widths(method.net, index),
-        }
-
-    def _results(self, records: list[dict[str, Any]]) -> Results:
-        config = self.config.to_dict()
-        return Results(
-            experiment=self.config.experiment,
-            scenario=self.config.scenario.name,
-            network=str(self.config.network),
-            method=self.config.choice.label,
-            options=config["options"],
-            regime=config["regime"],
-            seed=self.config.seed,
-            tasks=[{"name": r["name"], "classes": r["classes"]} for r in records],
-            accuracy=[r["accuracy"] for r in records],
-            logs=[r["log"] for r in records],
-            seconds=[r["seconds"] for r in records],
-            parameters=[r["parameters"] for r in records],
-            overhead=[r["overhead"] for r in records],
-            operations=[r["operations"] for r in records] if all("operations" in r for r in records) else [],
-            growth={axis: [r["growth"][axis] for r in records] for axis in records[-1]["growth"]},
-            unchanged=records[-1]["unchanged"],
-            environment=self.environment,
-            setup={name: config[name] for name in SETUP},
-        )
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Inside, cuDNN chooses the same algorithm every time and rounds nothing off: bits can be compared."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
-
-
-def digest(tensor: Tensor) -> str:
-    """The SHA-256 of a tensor's bytes: equal only where every bit is."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def parameters(method: Method) -> int:
-    """How many numbers the network (at the newest task's width, if it grows) and all heads hold, frozen or not."""
-    net: nn.Module = method.net
-    heads: nn.Module = method.heads
-    if isinstance(net, GrowingNetwork):
-        heads = net.get_submodule("heads")
-        net = net.dense(len(method.specs) - 1).get_submodule("features")
-    return sum(p.numel() for p in [*net.parameters(), *heads.state_dict().values()])
-
-
-def overhead(method: Method) -> dict[str, int]:
-    """What a method keeps, in bits; `packed` and `spared` only where there is such a thing."""
-    kept = method.overhead()
-    found = {"training": kept.training, "inference": kept.inference}
-    found |= {} if kept.packed is None else {"packed": kept.packed}
-    return found | ({"spared": kept.spared} if kept.spared else {})
-
-
-def widths(net: nn.Module, task: int) -> dict[str, int]:
-    """The width of each axis of a growing network after a task; nothing for others."""
-    return net.widths(task) if isinstance(net, GrowingNetwork) else {}

@@ -89,19 +89,23 @@ def _taken(lock: FileLock, path: Path) -> bool:
     return True
 
 
-def _sign(path: Path, doing: str) -> None:
-    note = {
+def signature(doing: str) -> dict[str, object]:
+    """Who holds a lock, for those that ask."""
+    return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "command": doing,
         "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def _sign(path: Path, doing: str) -> None:
     with contextlib.suppress(OSError):  # on a full disk the note is missing
         handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
         try:
             if os.fstat(handle).st_nlink == 1:  # a file that has another name, too, is somebody's
                 os.ftruncate(handle, 0)
-                os.write(handle, json.dumps(note).encode())
+                os.write(handle, json.dumps(signature(doing)).encode())
         finally:
             os.close(handle)
 
@@ -113,12 +117,13 @@ def _holder(path: Path) -> str:
             with open_regular(path) as file:
                 note = file.read(_LONGEST).strip()
             if note:
-                return _in_words(note)
+                return in_words(note)
         time.sleep(0.01)
     return "another process"
 
 
-def _in_words(note: bytes) -> str:
+def in_words(note: bytes) -> str:
+    """A signature as people read it."""
     try:
         values = json.loads(note)
         if isinstance(values, int):  # as runs were signed once

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -29,6 +30,19 @@ _CAPTURABLE = {"sgd", "adam", "adamw"}
 _DECOUPLED = {"adamw", "adafactor"}
 _ONE_BY_ONE = {"adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"}
 """They move each weight by its own gradient alone."""
+
+
+_elsewhere: ContextVar[bool] = ContextVar("_elsewhere", default=False)
+
+
+@contextmanager
+def trained_elsewhere() -> Iterator[None]:
+    """Inside, a regime may name a device that this host does not have: another one trains."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 def _whole(value: Any) -> bool:
@@ -150,6 +164,8 @@ class Regime:
             raise ValueError(f"there is no device '{self.device}'; use 'cpu', 'cuda' or 'cuda:0'") from None
         if device.type not in {"cpu", "cuda"}:
             raise ValueError(f"training runs on 'cpu' or 'cuda', not on '{self.device}'")
+        if device.type == "cuda" and _elsewhere.get():
+            return
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device '{self.device}' was asked for, but torch sees no GPU; use 'cpu'")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
