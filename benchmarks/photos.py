@@ -31,8 +31,8 @@ from zeroforget import nets
 from zeroforget.data import Preparation
 from zeroforget.store import Model, open_model
 from zeroforget.store.pictures import list_pictures, read_pictures
+from zeroforget.store.schema import interval
 from zeroforget.store.weights import read_weights
-from zeroforget.training.intervals import interval
 from zeroforget.training.probe import fit_head
 
 LEARNED = 40

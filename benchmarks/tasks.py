@@ -31,9 +31,8 @@ from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.serving.catalog import Networks, take
 from zeroforget.store import TaskFacts, open_model
-from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.folder import BORN, PROBE, SPREAD, TASK, Folder
-from zeroforget.store.network import probe_logits
+from zeroforget.store.network import assemble_chain, probe_logits
 from zeroforget.store.schema import text_of
 from zeroforget.store.tensors import born
 from zeroforget.store.verify import verify

@@ -29,7 +29,7 @@ from zeroforget.experiments import runner
 from zeroforget.experiments.cluster import Cluster
 from zeroforget.experiments.experiment import Experiment, Part
 from zeroforget.store import Model, Options, adoption, open_model
-from zeroforget.store.assembly import Addition
+from zeroforget.store.network import Addition
 from zeroforget.store.options import described
 from zeroforget.store.writing import locked
 

@@ -23,7 +23,7 @@ from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.store import open_model
 from zeroforget.store.folder import Folder
-from zeroforget.store.images import decode
+from zeroforget.store.pictures import decode
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,3 +164,18 @@ def test_an_update_is_not_written_over_the_model(model: Model, tmp_path: Path, n
     assert tree(model.path) == before
     assert not list((model.path / ".training").iterdir())
     model.ship(model.path / "u.zfu")  # beside them there is room
+
+
+def test_listing_tasks_loads_no_torch(trained: Path) -> None:
+    """It would take most of the time that the command does."""
+    code = f"""if True:
+        import sys
+        from pathlib import Path
+        from zeroforget.store.folder import Folder
+        from zeroforget.store.schema import Tasks, accuracy_of
+        tasks = Folder(Path({str(trained)!r})).read().tasks
+        print(Tasks(tasks), *map(accuracy_of, tasks))
+        sys.exit("torch" in sys.modules or "numpy" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr or "reading a chain loads torch"
+    assert "middle" in done.stdout

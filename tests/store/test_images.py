@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from zeroforget.data.decode import MOST_FRAMES
 from zeroforget.store.errors import Unreadable
-from zeroforget.store.images import decode, decode_all
+from zeroforget.store.pictures import decode, decode_all
 
 SHAPE = (3, 16, 16)
 
@@ -234,7 +234,7 @@ def test_among_many_the_bad_are_listed_and_the_rest_decoded(tmp_path: Path) -> N
 
 
 def test_many_pixels_lie_in_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zeroforget.store.images.IN_MEMORY", 100)
+    monkeypatch.setattr("zeroforget.store.pictures.IN_MEMORY", 100)
     gradient().save(tmp_path / "a.png")
     images, _ = decode_all([tmp_path / "a.png"] * 3, SHAPE)
     assert torch.equal(images[2], decode(tmp_path / "a.png", SHAPE))

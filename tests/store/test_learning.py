@@ -20,11 +20,10 @@ from zeroforget import nets
 from zeroforget.files import atomic
 from zeroforget.proving.grow import grow
 from zeroforget.store import Damaged, Model, ModelError, TaskFacts, Watch, open_model
-from zeroforget.store.assembly import Addition
 from zeroforget.store.backbone import Backbone
 from zeroforget.store.folder import TRAINING
 from zeroforget.store.names import task_name
-from zeroforget.store.network import example, plain_network
+from zeroforget.store.network import Addition, example, plain_network
 from zeroforget.store.options import default_network
 from zeroforget.training import Diverged, Progress
 

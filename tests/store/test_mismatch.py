@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zeroforget import nets
 from zeroforget.store.backbone import Backbone
-from zeroforget.store.mismatch import of_head, of_library, of_ours
+from zeroforget.store.weights import hint_for_head, hint_for_library, hint_for_ours
 
 GRAY, COLOR = "were gray, with 1 channel: give --gray", "were in color, with 3 channels: leave out --gray"
 
@@ -36,7 +36,7 @@ def weights(network: str, shape: tuple[int, int, int], width: float) -> dict[str
     ],
 )
 def test_what_differs_is_told(network: str, made: Any, asked: Any, told: list[str]) -> None:
-    hint = of_ours(Backbone(network, {"width": asked[1]}, asked[0]), weights(network, *made), "net.")
+    hint = hint_for_ours(Backbone(network, {"width": asked[1]}, asked[0]), weights(network, *made), "net.")
     parts = hint.split("; ")
     assert len(parts) == len(told), hint
     assert all(word in part for part, word in zip(parts, told, strict=True)), hint
@@ -45,7 +45,7 @@ def test_what_differs_is_told(network: str, made: Any, asked: Any, told: list[st
 @pytest.mark.parametrize("shape", [(32, 16, 5, 5), (33, 16, 3, 3), (32, 17, 3, 3), (32,), ()])
 def test_what_no_choice_explains(shape: tuple[int, ...]) -> None:
     values = weights("small", (1, 8, 8), 1.0) | {"net.convolutions.3.weight": torch.zeros(shape)}
-    assert "no --width, --size or --gray" in of_ours(Backbone("small", {"width": 1.0}, (1, 8, 8)), values, "net.")
+    assert "no --width, --size or --gray" in hint_for_ours(Backbone("small", {"width": 1.0}, (1, 8, 8)), values, "net.")
 
 
 def vision(channels: int = 3, places: int = 4, features: int = 6, classes: int = 3) -> nn.Module:
@@ -70,9 +70,9 @@ def vision(channels: int = 3, places: int = 4, features: int = 6, classes: int =
 )
 def test_networks_of_libraries(name: str, asked: dict[str, int], made: dict[str, int], told: str) -> None:
     backbone = Backbone(name, {"num_classes": 3}, (3, 8, 8))
-    assert told in of_library(backbone, vision(**asked), "head", vision(**made).state_dict(), "")
+    assert told in hint_for_library(backbone, vision(**asked), "head", vision(**made).state_dict(), "")
 
 
 def test_heads() -> None:
-    assert "transposed" in of_head(32, 3, 32)
-    assert "the head reads 64 features, and the network before it gives 32" in of_head(3, 64, 32)
+    assert "transposed" in hint_for_head(32, 3, 32)
+    assert "the head reads 64 features, and the network before it gives 32" in hint_for_head(3, 64, 32)

@@ -18,11 +18,10 @@ from zeroforget.data import Split
 from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import embedded
 from zeroforget.store import Model, ModelError, Watch, open_model
-from zeroforget.store.cross_validation import Found, cross_validated, folds, pool
 from zeroforget.store.folder import BORN, SPREAD
-from zeroforget.store.frozen_features import Added
+from zeroforget.store.frozen_features import Added, Found, cross_validated, folds, pool
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
-from zeroforget.training.intervals import interval
+from zeroforget.store.schema import interval
 from zeroforget.training.probe import fit_head
 
 MADE = {"network": "small", "size": 8, "gray": True}

@@ -7,7 +7,6 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from itertools import chain, pairwise
 from typing import Any
 
@@ -15,27 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes import rules_math, rules_recurrent, rules_shape  # noqa: F401  (they fill the table of rules)
+from zeroforget.axes.care import Care
 from zeroforget.axes.inputs import Batch, choices
 from zeroforget.axes.labels import Axis, Clash, Label, Term, axes, axis_names, choose, fix, settle, size, unify
 from zeroforget.axes.plain_modules import guess_sizes, hollow, is_layer, is_norm
 from zeroforget.axes.trace import Watcher, watch
-
-
-class Care(IntEnum):
-    """How carefully to treat the modules of a class whose code has sizes baked in."""
-
-    NAMED = 0
-    """Adapt the numbers that they remember, by names that speak of sizes."""
-    ALL = 1
-    """Adapt every number that fits."""
-    TIED = 2
-    """Let all that has the same size there grow together."""
-    TIED_ALL = 3
-    """Both."""
-    WHOLE = 4
-    """Do not add to what their views make (heads)."""
-    STILL = 5
-    """Leave all features that they handle as they are."""
 
 
 class CannotGrow(ValueError):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from zeroforget.progress import Progress
     from zeroforget.store import Model, Report, TaskFacts, Watch
-    from zeroforget.store.assembly import Addition
+    from zeroforget.store.network import Addition
     from zeroforget.tracking import Epochs
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another process that changes the model.")]
@@ -90,7 +90,7 @@ def _doubt(facts: TaskFacts) -> None:
 
 
 def _tell(model: Model, facts: TaskFacts) -> None:
-    from zeroforget.store.cross_validation import Found
+    from zeroforget.store.frozen_features import Found
 
     say(f"{_kept(facts)}; {facts.bytes:,} bytes in {model.path / 'tasks' / facts.folder}")
     say(
@@ -197,7 +197,7 @@ def tasks_command(
 ) -> None:
     """List a model's tasks: classes, accuracy, features, what each added and when."""
     from zeroforget.store.folder import Folder  # of a model's JSON alone: without torch
-    from zeroforget.store.printed import accuracy_of
+    from zeroforget.store.schema import accuracy_of
 
     chain = Folder(model).read()
     if as_json:

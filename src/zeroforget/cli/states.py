@@ -39,7 +39,7 @@ def rollback_command(
 
 
 def _tell(change: Change) -> None:
-    from zeroforget.store.printed import accuracy_of
+    from zeroforget.store.schema import accuracy_of
 
     table = table_of("task", "", *(f">{name}" for name in ("classes", "accuracy", "features", "bytes")))
     for task, what in change.tasks:

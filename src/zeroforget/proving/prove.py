@@ -12,7 +12,8 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from zeroforget.axes.find import Axes, CannotGrow, Care, find_axes, fixed_buffers, refuse, watched
+from zeroforget.axes.care import Care
+from zeroforget.axes.find import Axes, CannotGrow, find_axes, fixed_buffers, refuse, watched
 from zeroforget.axes.labels import axis_names
 from zeroforget.axes.plain_modules import hollow, reshaped
 from zeroforget.proving.input_checks import hints, refuse_training_state, unused

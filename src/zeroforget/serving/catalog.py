@@ -18,10 +18,9 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.serving.together import Together
 from zeroforget.store import Report, TaskFacts
 from zeroforget.store import task_guess as which
-from zeroforget.store.assembly import assemble_chain
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
-from zeroforget.store.network import preparation
+from zeroforget.store.network import assemble_chain, preparation
 from zeroforget.store.states import SERVING, chosen, served
 from zeroforget.store.tensors import growing_tensors
 from zeroforget.store.verify import verify

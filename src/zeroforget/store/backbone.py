@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zeroforget.axes.find import Care
+from zeroforget.axes.care import Care
 from zeroforget.files.json_fields import Fields
 from zeroforget.nets.libraries import LIBRARIES, check_options
 from zeroforget.nets.own_code import CODE

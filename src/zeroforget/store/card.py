@@ -10,8 +10,7 @@ from typing import Any
 from zeroforget._version import __version__
 from zeroforget.files.signs import visible
 from zeroforget.store.model import Model
-from zeroforget.store.printed import accuracy_of
-from zeroforget.store.schema import TaskFacts
+from zeroforget.store.schema import TaskFacts, accuracy_of
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
 

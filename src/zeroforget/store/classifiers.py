@@ -14,13 +14,21 @@ from torch import Tensor, nn
 from zeroforget.axes.find import CannotGrow
 from zeroforget.nets import libraries
 from zeroforget.proving.adopt import find_head
-from zeroforget.store import mismatch
 from zeroforget.store.backbone import Backbone, Library
 from zeroforget.store.errors import ModelError
 from zeroforget.store.network import example, library_network, plain_network
 from zeroforget.store.options import MOST_PIXELS
 from zeroforget.store.schema import LEAST_STD
-from zeroforget.store.weights import few, fill_from, needed, prefix_of, read_weights
+from zeroforget.store.weights import (
+    few,
+    fill_from,
+    hint_for_head,
+    hint_for_library,
+    hint_for_ours,
+    needed,
+    prefix_of,
+    read_weights,
+)
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of its pixels, from 0 to 1."""
@@ -76,7 +84,7 @@ def ours(given: Given, backbone: Backbone, seed: int) -> Classifier:
     plain, path = plain_network(backbone, seed), given.weights
     values = read_weights(path)
     prefix = prefix_of(values, needed(plain), path, f"'{backbone.network}' and a head")
-    rest = fill_from(plain, values, prefix, path, lambda: mismatch.of_ours(backbone, values, prefix))
+    rest = fill_from(plain, values, prefix, path, lambda: hint_for_ours(backbone, values, prefix))
     with torch.no_grad():
         features = plain.eval()(example(backbone)).shape[1]
     head = _head(rest, features, path)
@@ -123,7 +131,7 @@ def _fitted(given: Given, backbone: Backbone, values: Mapping[str, Tensor], seed
     if "num_classes" not in options and rows.dim() == 2 and len(rows) != len(net.get_submodule(head).weight):  # type: ignore[arg-type]
         options["num_classes"] = len(rows)
         net = library_network(name, options, seed)
-    rest = fill_from(net, values, prefix, path, lambda: mismatch.of_library(backbone, net, head, values, prefix))
+    rest = fill_from(net, values, prefix, path, lambda: hint_for_library(backbone, net, head, values, prefix))
     if odd := [key for key, value in rest.items() if not _needless(net, key.removeprefix(prefix), value)]:
         raise ModelError(
             f"{path} holds '{odd[0]}', which {name} has no place for; was it built with other options "
@@ -159,7 +167,7 @@ def _head(rest: Mapping[str, Tensor], features: int, path: Path) -> nn.Linear:
 def _no_head(weight: Tensor, features: int) -> str:
     if weight.shape[1] == features:
         return f"its weight has {len(weight)} classes, so the bias must have as many numbers"
-    return mismatch.of_head(len(weight), weight.shape[1], features)
+    return hint_for_head(len(weight), weight.shape[1], features)
 
 
 def _found(weights: Sequence[str], rest: Mapping[str, Tensor]) -> str:

@@ -15,9 +15,8 @@ from zeroforget.store import task_guess as which
 from zeroforget.store.errors import ModelError
 from zeroforget.store.network import preparation
 from zeroforget.store.pictures import held_out, list_pictures, pixels, read_pictures
-from zeroforget.store.schema import TaskFacts
+from zeroforget.store.schema import TaskFacts, interval
 from zeroforget.training import logits
-from zeroforget.training.intervals import interval
 
 MOST_PAIRS = 2000
 """So many kinds of mistakes are written down of a task, the most frequent first."""

@@ -26,31 +26,39 @@ from zeroforget.processes import current
 from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess as which
-from zeroforget.store.assembly import Addition, addition, assemble_chain, load_weights, operations, prove
 from zeroforget.store.backbone import Backbone
 from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.confusions import noted
-from zeroforget.store.cross_validation import (
+from zeroforget.store.errors import ModelError
+from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
+from zeroforget.store.frozen_features import (
     CROSS_VALIDATION,
     ENOUGH,
     FOLDS,
+    Added,
     cross_validated,
+    fit_newest,
     folds,
     judge_head,
+    on_frozen,
+    place,
     pool,
 )
-from zeroforget.store.errors import ModelError
-from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
-from zeroforget.store.frozen_features import Added, fit_newest, on_frozen, place
 from zeroforget.store.interrupted import begin, end, shared
 from zeroforget.store.names import folder_name, next_version, task_name
 from zeroforget.store.network import (
+    Addition,
+    addition,
+    assemble_chain,
     environment,
     example,
     fresh_values,
+    load_weights,
+    operations,
     plain_network,
     preparation,
     probe_logits,
+    prove,
 )
 from zeroforget.store.options import Options
 from zeroforget.store.pictures import (

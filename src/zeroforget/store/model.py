@@ -21,19 +21,16 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import own_code
 from zeroforget.progress import Show, showing
 from zeroforget.store import task_guess as which
-from zeroforget.store.assembly import assemble_chain, dense_alone
 from zeroforget.store.backbone import Backbone
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
-from zeroforget.store.export import export
+from zeroforget.store.export import export, triton_repository
 from zeroforget.store.folder import SPREAD, Chain, Ending, Folder, as_path
-from zeroforget.store.images import SOURCES, Source, decode
 from zeroforget.store.learning import learn
 from zeroforget.store.names import exact, kept_name, means
-from zeroforget.store.network import preparation
+from zeroforget.store.network import assemble_chain, dense_alone, preparation
 from zeroforget.store.options import Options, with_options
-from zeroforget.store.printed import Tasks, counted
-from zeroforget.store.schema import TaskFacts
-from zeroforget.store.triton import triton_repository
+from zeroforget.store.pictures import SOURCES, Source, decode
+from zeroforget.store.schema import TaskFacts, Tasks
 from zeroforget.store.trust import read_trust, write_trust
 from zeroforget.store.update import Terms, receive, ship
 from zeroforget.store.verify import Report, verify
@@ -189,7 +186,7 @@ class Model:
         return self._table().to_html()
 
     def _table(self) -> SmallTable:
-        return self.tasks.table(f"{self.path}: {counted(self.tasks)}")
+        return self.tasks.table(f"{self.path}: {self.tasks.counted()}")
 
     # What there is ---------------------------------------------------------------------------------------------
 

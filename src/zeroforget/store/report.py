@@ -16,10 +16,10 @@ from zeroforget._version import __version__
 from zeroforget.files import atomic
 from zeroforget.files.signs import visible
 from zeroforget.store.confusions import Mistake, Seen, recorded, seen
-from zeroforget.store.cross_validation import Found
 from zeroforget.store.errors import ModelError, Unreadable
-from zeroforget.store.images import decode
+from zeroforget.store.frozen_features import Found
 from zeroforget.store.model import Model
+from zeroforget.store.pictures import decode
 from zeroforget.store.schema import TaskFacts
 from zeroforget.store.verify import Report, verify
 

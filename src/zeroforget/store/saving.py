@@ -18,13 +18,12 @@ from zeroforget.growing.dense import each_dense
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import own_code
 from zeroforget.store import task_guess as which
-from zeroforget.store.assembly import operations, prove
 from zeroforget.store.backbone import Backbone, Library
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder, as_path
 from zeroforget.store.learning import PROBES, now
 from zeroforget.store.names import task_name
-from zeroforget.store.network import environment, fresh_values, preparation, probe_logits
+from zeroforget.store.network import environment, fresh_values, operations, preparation, probe_logits, prove
 from zeroforget.store.schema import (
     VALUES,
     Calibration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,11 +13,11 @@ from zeroforget.files import json_fields
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
 from zeroforget.files.signs import has_hidden
+from zeroforget.files.small_tables import SmallTable
 from zeroforget.store.backbone import MOST_VALUES, Backbone, backbone_of, one_of
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name, version_of
 from zeroforget.store.options import MOST_PIXELS, MOST_SEED
-from zeroforget.training.intervals import interval
 
 VERSION = 1
 """What is written, but for what needs a later one."""
@@ -403,3 +404,50 @@ def _files(fields: Fields) -> dict[str, FileFacts]:
     if set(out) != set(TASK_FILES):
         raise fields.wrong("", f"must name {', '.join(TASK_FILES[:-1])} and {TASK_FILES[-1]}")
     return out
+
+
+HEADINGS = ("task", "classes", "accuracy", "features", "new", "bytes", "learned")
+
+
+class Tasks(tuple[TaskFacts, ...]):
+    """What is written down about each task, in order: a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(self.table(self.counted()))
+
+    def _repr_html_(self) -> str:
+        return self.table(self.counted()).to_html()
+
+    def counted(self) -> str:
+        """How many there are, in words."""
+        return "no task yet" if not self else "1 task" if len(self) == 1 else f"{len(self)} tasks"
+
+    def table(self, title: str) -> SmallTable:
+        """A row for each task: its accuracy with the 95 % interval, its features and what it brought."""
+        rows, features = [], 0
+        for task in self:
+            new = sum(task.born.values())
+            features += new
+            cells = (task.name, str(len(task.classes)), accuracy_of(task), str(features), f"+{new}", f"+{task.bytes:,}")
+            rows.append((*cells, task.learned.replace("T", " ")[:16]))
+        return SmallTable(title, HEADINGS, rows)
+
+
+def accuracy_of(task: TaskFacts) -> str:
+    """With its 95 % interval, or that there is none."""
+    if not task.measured:
+        return "not measured"
+    low, high = (f"{100 * bound:.0f}" for bound in task.interval)
+    return f"{100 * task.accuracy:.1f} % ({low}-{high})"
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """What a share of so many pictures may be of all such pictures, with 95 % confidence (Wilson, 1927)."""
+    if not count:
+        return 0.0, 1.0
+    z = 1.959964
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    wide = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(0.0, middle - wide), min(1.0, middle + wide)

@@ -18,10 +18,9 @@ from zeroforget.store.errors import Damaged
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
 from zeroforget.store.pictures import counted, held_out, list_pictures, pixels, read_pictures
-from zeroforget.store.schema import VALUES, TaskFacts
+from zeroforget.store.schema import VALUES, TaskFacts, interval
 from zeroforget.store.trust import Trust, read_trust
 from zeroforget.training import logits
-from zeroforget.training.intervals import interval
 
 
 @dataclass(frozen=True)

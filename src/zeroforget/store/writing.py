@@ -11,10 +11,10 @@ from pathlib import Path
 
 from zeroforget.files import atomic, locks
 from zeroforget.files.paths import in_the_way, remove
-from zeroforget.store.assembly import Addition
 from zeroforget.store.errors import Locked, ModelError
 from zeroforget.store.folder import LOCK, MODEL, TRAINING, Folder
-from zeroforget.store.images import Told
+from zeroforget.store.network import Addition
+from zeroforget.store.pictures import Told
 from zeroforget.training import Progress
 
 _OWN = {MODEL, "tasks", TRAINING, LOCK, "trust.json", "serving.json"}
