@@ -133,7 +133,7 @@ def _against_plainest(network: str, width: float, task: Task, device: str, *, ep
 
 def _larger(task: Task) -> Task:
     """Digits at 16×16, so that a step is work and not only overhead."""
-    images = task.train.images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    images = task.train.images[:].repeat_interleave(2, 2).repeat_interleave(2, 3)
     train, val, test = (Split(images, s.labels, s.rows) for s in (task.train, task.val, task.test))
     return Task(task.name, task.classes, train, val, test, task.prepare)
 

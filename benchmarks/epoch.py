@@ -84,7 +84,7 @@ def plainest(args: argparse.Namespace, task: Task, epochs: int) -> list[float]:
         with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
             losses = [
                 F.cross_entropy(model(task.prepare.test(x.to(args.device))), y.to(args.device), reduction="sum")
-                for x, y in zip(task.val.images.split(256), task.val.labels.split(256), strict=True)
+                for x, y in zip(task.val.all_images().split(256), task.val.labels.split(256), strict=True)
             ]
         now = float(sum(losses)) / len(task.val)
         if now < best:

@@ -147,3 +147,18 @@ def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, arguments)
         assert isinstance(result.exception, ValueError)
         assert message in str(result.exception)
+
+
+def test_shards_are_packed_and_indexed_and_told(tmp_path: Path) -> None:
+    for label, name in enumerate(("cats", "dogs")):
+        for row in range(4):
+            helpers.picture(tmp_path / "photos" / name / f"{row}.jpg", 10 * label + row)
+    (tmp_path / "photos" / "cats" / "4.jpg").write_bytes(b"\xff\xd8\xff")
+    out = tmp_path / "shards"
+    told = run("data", "pack", str(tmp_path / "photos"), "--out", str(out), "--workers", "1")
+    assert f"left out: {tmp_path / 'photos' / 'cats' / '4.jpg'} cannot be decoded" in told
+    assert f"{out}: 8 pictures of 2 classes in 2 shards, 0.0 MB; learn from them as shards:{out}" in told
+    (out / "index.json").unlink()
+    (tmp_path / "names.txt").write_text("cats\ndogs\n")
+    told = run("data", "index", str(out), "--classes", str(tmp_path / "names.txt"), "--workers", "1")
+    assert "8 pictures of 2 classes in 2 shards" in told

@@ -203,13 +203,13 @@ def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.lib.format.open_memmap(tmp_path / "a.npy", mode="w+", dtype=np.uint8, shape=(600, 3, 8, 8))
     dying = [sys.executable, "-c", "import sys; sys.stdin.readline()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    monkeypatch.setattr(decode_module, "_worker", lambda: subprocess.Popen(dying, **pipes))
+    monkeypatch.setattr(decode_module, "worker", lambda: subprocess.Popen(dying, **pipes))
     with pytest.raises(OSError, match="a process that decodes images died; is there enough memory"):
         decode_all(str(tmp_path / "a.npy"), [(str(path), None)] * 600, (8, 0, "stretch"), 2, lambda done, bad: None)
 
 
 def test_an_interrupt_from_the_keyboard_does_not_reach_a_worker() -> None:
-    with decode_module._worker() as worker:
+    with decode_module.worker() as worker:
         assert os.getsid(worker.pid) == worker.pid
         worker.stdin.close()
         assert worker.wait(30) == 0

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zeroforget.cli.app import LAB, app, as_path, console, errors
+from zeroforget.cli.app import LAB, Groups, app, as_path, console, errors
 from zeroforget.cli.printing import say, shown
 
 if TYPE_CHECKING:
     from zeroforget.data import OnRead, Plan
+    from zeroforget.data.pack import Packed
     from zeroforget.data.sources import Source
 
 DataRoot = Annotated[
@@ -80,8 +81,27 @@ def _counts(plan: Plan) -> list[str]:
     return [f"{count:,}" for count in (tasks, *sums)]
 
 
-@app.command(rich_help_panel=LAB)
-def data(
+class _Named(Groups):
+    """`data flowers` is short for `data show flowers`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words after `data`."""
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+data = typer.Typer(cls=_Named, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+app.add_typer(
+    data,
+    name="data",
+    rich_help_panel=LAB,
+    help="Say where a data set comes from and whether it is on this disk; download, prepare and pack it.",
+)
+
+
+@data.command()
+def show(
     name: str | None = typer.Argument(None, help="A data set; without one, all are listed."),
     download: bool = typer.Option(False, "--download", help="Fetch, verify and unpack it (what is there is kept)."),
     prepare: bool = typer.Option(False, "--prepare", help="Read it now and decode its images into the cache."),
@@ -89,7 +109,8 @@ def data(
     insecure: bool = typer.Option(False, "--insecure", help="Also over plain http where no checksum is known."),
     data_root: DataRoot = None,
 ) -> None:
-    """Say where a data set comes from and whether it is on this disk; download and prepare it."""
+    """Say where a data set comes from and whether it is on this disk; download and prepare it. The word `show` may be
+    left out: `zeroforget data flowers`."""
     from zeroforget.data.loading import source
 
     if name is None:
@@ -104,6 +125,68 @@ def data(
         _prepare(entry, data_root)
     if not download and not prepare:
         _status(entry, data_root)
+
+
+Workers = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes; by default one for each core.")]
+Size = Annotated[int, typer.Option(min=1, max=4096, help="Pixels of a side, where the data set does not say.")]
+
+
+@data.command()
+def pack(
+    name: Annotated[str, typer.Argument(help="A data set, or a folder of class folders.")],
+    out: Annotated[Path, typer.Option(help="The folder for the shards.", parser=as_path)],
+    jpeg: Annotated[
+        int | None,
+        typer.Option(min=1, max=100, help="Bring pictures to their size now, and store JPEG of this quality."),
+    ] = None,
+    size: Size = 224,
+    per_shard: Annotated[int | None, typer.Option(min=1, help="Pictures in a shard; by default about 128 MB.")] = None,
+    workers: Workers = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Write a data set as shards: tar files and an index, for data that do not fit into memory or on one disk.
+
+    Files are packed as they are. A picture that cannot be read is left out and named. An interrupted packing goes on
+    with the same command. Learn from the shards as `shards:DIR`.
+    """
+    from zeroforget.data.pack import pack as packing
+
+    with progress_bars() as progress:
+        found = packing(
+            name, out, jpeg=jpeg, size=size, per_shard=per_shard, workers=workers, root=data_root, progress=progress
+        )
+    _told(found, out)
+
+
+@data.command()
+def index(
+    folder: Annotated[Path, typer.Argument(help="A folder of tar files, as WebDataset writes them.", parser=as_path)],
+    classes: Annotated[
+        Path | None, typer.Option(help="A text file with the name of each class on a line.", parser=as_path)
+    ] = None,
+    size: Size = 224,
+    workers: Workers = None,
+) -> None:
+    """Write the index of tar files that another program wrote: `key.jpg` and `key.cls` with the number of the class."""
+    from zeroforget.data.pack import index_shards
+    from zeroforget.data.readers.files import lines
+
+    with progress_bars() as progress:
+        names = None if classes is None else lines(classes)
+        found = index_shards(folder, classes=names, size=size, workers=workers, progress=progress)
+    _told(found, folder)
+
+
+def _told(found: Packed, folder: Path, most: int = 10) -> None:
+    known = found.index
+    for name, why in known.left_out[:most]:
+        say(f"left out: {name} {why}")
+    if len(known.left_out) > most:
+        say(f"left out: {len(known.left_out) - most} more, which {folder / 'index.json'} names")
+    say(
+        f"{folder}: {len(known.rows):,} pictures of {len(known.classes)} classes in {len(known.shards)} shards, "
+        f"{found.bytes / 1e6:,.1f} MB; learn from them as shards:{folder}"
+    )
 
 
 def _list(data_root: Path | None) -> None:

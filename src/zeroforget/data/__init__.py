@@ -1,13 +1,19 @@
 """Where data come from and how they become tasks."""
 
-from zeroforget.data.collection import Collection, DataError, OnRead
-from zeroforget.data.loading import load, load_folder
-from zeroforget.data.scenarios import Plan, missing, named_plans, plan, scenario, whole_task
-from zeroforget.data.values import Preparation, Scenario, Split, Task
+from typing import TYPE_CHECKING
+
+from zeroforget.files.lazy import fetched
+
+if TYPE_CHECKING:
+    from zeroforget.data.collection import Collection, DataError, OnRead
+    from zeroforget.data.loading import load, load_folder
+    from zeroforget.data.scenarios import Plan, missing, named_plans, plan, scenario, whole_task
+    from zeroforget.data.values import Images, Preparation, Scenario, Split, Task
 
 __all__ = [
     "Collection",
     "DataError",
+    "Images",
     "OnRead",
     "Plan",
     "Preparation",
@@ -22,3 +28,13 @@ __all__ = [
     "scenario",
     "whole_task",
 ]
+
+__getattr__ = fetched(
+    __name__,
+    {
+        "zeroforget.data.collection": ["Collection", "DataError", "OnRead"],
+        "zeroforget.data.loading": ["load", "load_folder"],
+        "zeroforget.data.scenarios": ["Plan", "missing", "named_plans", "plan", "scenario", "whole_task"],
+        "zeroforget.data.values": ["Images", "Preparation", "Scenario", "Split", "Task"],
+    },
+)

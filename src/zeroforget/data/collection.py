@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from zeroforget.data.values import Preparation
+from zeroforget.data.values import Images, Preparation
 
 OnRead = Callable[[str, int, int], None]
 """Told now and then what is going on: what, how much is done, how much there is (0: not known). Twice 0: a remark."""
@@ -69,7 +69,7 @@ class Collection:
 
     name: str
     classes: tuple[str, ...]
-    images: Tensor
+    images: Tensor | Images
     labels: Tensor
     test: Tensor
     prepare: Preparation

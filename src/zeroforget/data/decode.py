@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import queue
@@ -25,10 +26,11 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 Bytes = npt.NDArray[np.uint8]
-Item = tuple[str, Sequence[float] | None]
-"""A file and the box to cut out of it."""
-Manner = tuple[int, int, str]
-"""Size, rows to trim off, and how an image comes to its size: "stretch" or "cover"."""
+Source = str | os.PathLike[str] | IO[bytes]
+Item = tuple[str, Sequence[float] | None] | tuple[str, Sequence[float] | None, Sequence[int]]
+"""A file and the box to cut out of it; for a picture inside a larger file also where it begins and how long it is."""
+Manner = tuple[int | Sequence[int], int, str]
+"""Size (or channels, height and width), rows to trim off, and how an image comes to its size: "stretch" or "cover"."""
 Damage = tuple[str, str]
 """A file and what is wrong with it."""
 
@@ -96,13 +98,64 @@ def needs(path: str) -> str | None:
     return f"is {'JPEG XL' if ending == 'jxl' else 'HEIC'}, which needs a plugin: pip install {PLUGINS[ending]}"
 
 
-def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int = 0, fit: str = "stretch") -> Bytes:
-    """One image as bytes `(3, size, size)`. "stretch" is for official data sets: cut to the box, or `trim` rows off its
-    foot, then resized. "cover" is for people's own: see `covering`."""
+@cache
+def _simplejpeg() -> Any:
+    """The quicker decoder of JPEG, where it is installed. Its bits are Pillow's: both use libjpeg-turbo."""
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
+
+
+def _swift(source: Source, smallest: tuple[int, int] | None = None) -> Bytes | None:
+    """A JPEG's pixels by the quicker decoder; None where Pillow is needed, for whatever reason.
+
+    With `smallest` (height, width) the picture is to be turned upright, and may be decoded smaller, both of which
+    Pillow does.
+    """
+    quick = _simplejpeg()
+    if quick is None:
+        return None
+    data = _content(source)
+    if not data.startswith(b"\xff\xd8\xff") or (smallest and b"Exif" in data[:65536]):
+        return None
+    try:
+        height, width, colours, _ = quick.decode_jpeg_header(data)
+        if colours not in {"YCbCr", "Gray"} or width * height > MOST_PIXELS:
+            return None
+        if smallest and min(height // (2 * smallest[0]), width // (2 * smallest[1])) > 1:
+            return None
+        pixels: Bytes = quick.decode_jpeg(data, "RGB")
+    except ValueError:  # a damaged file: Pillow says what is wrong
+        return None
+    return pixels
+
+
+def _content(source: Source) -> bytes:
+    if isinstance(source, (str, os.PathLike)):
+        with open(source, "rb") as file:  # noqa: PTH123 - a million times
+            return file.read() if file.read(3) == b"\xff\xd8\xff" and not file.seek(0) else b""
+    content = source.read()
+    source.seek(0)
+    return content
+
+
+def decode(
+    path: Source, size: int | Sequence[int], box: Sequence[float] | None = None, trim: int = 0, fit: str = "stretch"
+) -> Bytes:
+    """One image as bytes `(3, size, size)`, or of the shape given. "stretch" is for official data sets: cut to the box,
+    or `trim` rows off its foot, then resized. "cover" is for people's own: see `covering`."""
+    channels, tall, wide = (3, size, size) if isinstance(size, int) else size
     if fit == "cover":
-        return covering(path, (3, size, size))
-    with Image.open(path, formats=formats()) as opened:
-        image = plain(opened, opened.format).convert("RGB")
+        return covering(path, (channels, tall, wide))
+    pixels = _swift(path) if channels == 3 else None
+    if pixels is not None and pixels.shape[:2] == (tall, wide) and box is None and not trim:
+        return pixels.transpose(2, 0, 1)
+    if pixels is not None:
+        image = Image.fromarray(pixels)
+    else:
+        with Image.open(path, formats=formats()) as opened:
+            image = plain(opened, opened.format).convert("RGB" if channels == 3 else "L")
     width, height = image.size
     left, top, right, bottom = (round(edge) for edge in box or (0, 0, width, height - trim))
     region = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
@@ -110,13 +163,15 @@ def decode(path: str, size: int, box: Sequence[float] | None = None, trim: int =
         raise ValueError(f"its box {region} is empty; the image is {width}x{height}")
     if region != (0, 0, width, height):
         image = image.crop(region)  # resize's own box would let what lies around it shine in
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).transpose(2, 0, 1)
+    if image.size != (wide, tall):
+        image = image.resize((wide, tall), Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1) if channels == 3 else np.asarray(image)[None]
 
 
-def covering(source: str | os.PathLike[str] | IO[bytes], shape: tuple[int, int, int], most: int = MOST_PIXELS) -> Bytes:
+def covering(source: Source, shape: tuple[int, int, int], most: int = MOST_PIXELS) -> Bytes:
     """A picture as bytes of this shape: turned upright, its shorter side scaled to fit, its centre cut out."""
+    if shape[0] == 3 and most == MOST_PIXELS and (pixels := _swift(source, shape[1:])) is not None:
+        return fitted(Image.fromarray(pixels), shape)
     with Image.open(source, formats=formats()) as picture:
         width, height = picture.size
         if width * height > most:
@@ -196,14 +251,27 @@ def decode_chunk(target: Bytes, first: int, items: Sequence[Item], manner: Manne
     """Decode into the rows of `target` from `first` on; what cannot be decoded is named and left black."""
     damaged = []
     size, trim, fit = manner
-    for row, (path, box) in enumerate(items, first):
+    for row, (path, box, *span) in enumerate(items, first):
         try:
-            target[row] = decode(path, size, box, trim, fit)
+            target[row] = decode(_part(path, *span[0]) if span else path, size, box, trim, fit)
         except FileNotFoundError:
             damaged.append((path, "is missing"))
         except Exception as error:  # decoders fail in many ways on damaged files
             damaged.append((path, needs(path) or f"cannot be decoded: {error}"))
     return damaged
+
+
+def _part(path: str, start: int, length: int) -> IO[bytes]:
+    """So many bytes of a file, from one of them on."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        os.lseek(handle, start, os.SEEK_SET)
+        content = os.read(handle, length)
+    finally:
+        os.close(handle)
+    if len(content) < length:
+        raise ValueError(f"its file ends after {len(content)} of its {length} bytes")
+    return io.BytesIO(content)
 
 
 def decode_all(
@@ -239,7 +307,7 @@ def _there(array: str, chunks: Chunks, manner: Manner, workers: int) -> Iterator
     for chunk in chunks:
         work.put(chunk)
     answers: queue.SimpleQueue[tuple[int, list[Damage]] | Exception] = queue.SimpleQueue()
-    processes = [_worker() for _ in range(min(workers, len(chunks)))]
+    processes = [worker() for _ in range(min(workers, len(chunks)))]
     feeders = [
         threading.Thread(target=_feed, args=(process, work, answers, (array, manner)), daemon=True)
         for process in processes
@@ -259,10 +327,16 @@ def _there(array: str, chunks: Chunks, manner: Manner, workers: int) -> Iterator
             process.communicate()
 
 
-def _worker() -> subprocess.Popen[str]:
+def worker() -> subprocess.Popen[str]:
+    """A process that decodes what `ask` asks it to; it ends with this one."""
+    return script(__file__)
+
+
+def script(*words: str) -> subprocess.Popen[str]:
+    """A process of Python that hears lines, answers each with one, and ends with this one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     return subprocess.Popen(
-        [sys.executable, "-P", "-W", "ignore", __file__],
+        [sys.executable, "-P", "-W", "ignore", *words],
         stdin=subprocess.PIPE,  # its end, when this process dies, ends the worker
         stdout=subprocess.PIPE,
         text=True,
@@ -280,15 +354,27 @@ def _feed(
     try:
         while not work.empty():
             first, items = work.get_nowait()
-            print(json.dumps([*setting, first, items]), file=process.stdin, flush=True)
-            answer = process.stdout.readline() if process.stdout else ""
-            if not answer:
-                raise OSError("a process that decodes images died; is there enough memory?")
-            answers.put((len(items), [(path, reason) for path, reason in json.loads(answer)]))
+            answers.put((len(items), ask(process, *setting, first, items)))
     except queue.Empty:
         pass
     except (OSError, ValueError) as error:
         answers.put(error)
+
+
+def ask(process: subprocess.Popen[str], array: str, manner: Manner, first: int, items: Sequence[Item]) -> list[Damage]:
+    """Let a worker do what `decode_chunk` does, into this array file."""
+    return [(path, reason) for path, reason in answered(process, [array, manner, first, items])]
+
+
+def answered(process: subprocess.Popen[str], question: Any) -> Any:
+    """What such a process answers."""
+    answer = ""
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(question), file=process.stdin, flush=True)
+        answer = process.stdout.readline() if process.stdout else ""
+    if not answer:
+        raise OSError("a process that decodes images died; is there enough memory?")
+    return json.loads(answer)
 
 
 def _serve() -> None:

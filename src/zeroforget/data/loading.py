@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
 import torch
 
 from zeroforget.data.cache import decoded
-from zeroforget.data.collection import Collection, DataError, Listing, OnRead, Treatment
+from zeroforget.data.collection import Collection, DataError, Listing, OnRead, Pixels, Treatment
 from zeroforget.data.places import data_roots
 from zeroforget.data.readers.folder import check_parts, read_folder
+from zeroforget.data.shards import load_shards
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
 from zeroforget.files.paths import as_path
 
@@ -60,20 +63,46 @@ def remedy(entry: Source) -> str:
 
 
 def load(name: str, root: Root = None, progress: OnRead | None = None, size: int = 224) -> Collection:
-    """A data set by name, or `folder:PATH` for any folder of class folders (its images resized to `size`)."""
+    """A data set by name, `folder:PATH` for any folder of class folders (its images resized to `size`), or
+    `shards:ADDRESS` for shards with an index."""
     if name.startswith("folder:"):
         return load_folder(name.removeprefix("folder:"), size, progress)
+    if name.startswith("shards:"):
+        return load_shards(name.removeprefix("shards:"), size)
     entry = source(name)
+    folder = _there(entry, root)
+    with _remedied(entry, folder):
+        return _collected(entry, folder, progress)
+
+
+def listed(name: str, root: Root = None, size: int = 224) -> tuple[Source, Path, Listing | Pixels]:
+    """What `load` would decode: the data set's entry (one is made for a folder), where it lies, and its files."""
+    if not name.startswith("folder:") and (name in SOURCES or not Path(name).expanduser().is_dir()):
+        entry = source(name)
+        folder = _there(entry, root)
+        with _remedied(entry, folder):
+            return entry, folder, entry.read(folder)
+    entry, folder = _own(name.removeprefix("folder:"), size, None)
+    return entry, folder, entry.read(folder)
+
+
+def _there(entry: Source, root: Root) -> Path:
     folder = find(entry, root)
     if folder is None:
         places = ", ".join(str(base / entry.folders[0]) for base in data_roots(root))
-        raise DataError(f"data set '{name}' is not on this disk (looked in {places}); {remedy(entry)}")
+        raise DataError(f"data set '{entry.name}' is not on this disk (looked in {places}); {remedy(entry)}")
+    return folder
+
+
+@contextmanager
+def _remedied(entry: Source, folder: Path) -> Iterator[None]:
+    """What is wrong with an official data set is told with its remedy."""
     try:
-        return _collected(entry, folder, progress)
+        yield
     except DataError as error:
         raise DataError(f"{error}; {remedy(entry)}") from error
     except (ValueError, IndexError, KeyError) as error:
-        raise DataError(f"data set '{name}' in {folder} is damaged: {error}; {remedy(entry)}") from error
+        raise DataError(f"data set '{entry.name}' in {folder} is damaged: {error}; {remedy(entry)}") from error
 
 
 def load_folder(
@@ -81,15 +110,21 @@ def load_folder(
 ) -> Collection:
     """A folder of class folders (or of `train`, `test` and perhaps `val` with class folders in them), resized to `size`
     square."""
-    folder = as_path(path).expanduser()
-    if not folder.is_dir():
-        raise DataError(_no_folder(folder))
-    check_parts(folder)
-    entry = Source(name or folder.resolve().name, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, fit="cover"))
+    entry, folder = _own(path, size, name)
     try:
         return _collected(entry, folder, progress, official=False)
     except DataError as error:
         raise DataError(f"{error}; repair or remove it") from error
+
+
+def _own(path: str | PathLike[str], size: int, name: str | None) -> tuple[Source, Path]:
+    """The entry of a folder of one's own, and the folder."""
+    folder = as_path(path).expanduser()
+    if not folder.is_dir():
+        raise DataError(_no_folder(folder))
+    check_parts(folder)
+    shown = name or folder.resolve().name
+    return Source(shown, "", 0, 0, 0, read_folder, FLIPPED, Treatment(size, fit="cover")), folder
 
 
 def _no_folder(folder: Path) -> str:

@@ -16,7 +16,11 @@ from zeroforget.data.loading import Root, find, load, source
 from zeroforget.data.readers.folder import stands_alone
 from zeroforget.data.sources import SOURCES
 from zeroforget.data.splits import cut, equal_sizes, grouped, named_groups
+from zeroforget.data.stream import local
 from zeroforget.data.values import Scenario, Task
+
+OWN = ("folder:", "shards:")
+"""How the names of people's own data begin."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,10 @@ class Plan:
         if not self.data:
             raise ValueError(f"scenario '{self.name}' names no data set")
         for name in self.data:
-            if not name.startswith("folder:"):
+            if not name.startswith(OWN):
                 source(name)
-            elif name == "folder:":
-                raise ValueError(f"scenario '{self.name}': 'folder:' names no folder; say folder:PATH")
+            elif name in OWN:
+                raise ValueError(f"scenario '{self.name}': '{name}' names no folder; say {name}PATH")
         if len(ways) > 1:
             raise ValueError(f"scenario '{self.name}' says both '{ways[0]}' and '{ways[1]}'; one is enough")
         if ways and len(self.data) > 1:
@@ -174,9 +178,9 @@ def plan(wanted: str | Mapping[str, Any] | Plan) -> Plan:
     if wanted in known:
         return known[wanted]
     name, _, count = wanted.rpartition("/")
-    if count.isdecimal() and (name in SOURCES or _cuts_folder(name, count)):
+    if count.isdecimal() and (name in SOURCES or _cuts_folder(name, count) or _cuts_shards(name, count)):
         return Plan(wanted, (name,), tasks=int(count))
-    if wanted in SOURCES or wanted.startswith("folder:"):
+    if wanted in SOURCES or wanted.startswith(OWN):
         return Plan(wanted, (wanted,))
     near = difflib.get_close_matches(wanted, [*known, *SOURCES], 1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -195,6 +199,14 @@ def _cuts_folder(name: str, count: str) -> bool:
             f'{{ data = "{name}/{count}" }} for the one, {{ data = "{name}", tasks = {count} }} for the other'
         )
     return not alone
+
+
+def _cuts_shards(name: str, count: str) -> bool:
+    """Whether `shards:DIR/N` means DIR in N tasks, not the shards in a folder DIR/N."""
+    if not name.startswith("shards:") or name == "shards:":
+        return False
+    inner = local(f"{name.removeprefix('shards:')}/{count}")
+    return inner is None or not inner.is_dir()
 
 
 def _from_mapping(wanted: Mapping[str, Any]) -> Plan:
@@ -224,7 +236,7 @@ def _frozen(value: Any) -> Any:
 
 def missing(wanted: str | Mapping[str, Any] | Plan, root: Root = None) -> list[str]:
     """The data sets of a scenario that are not on this disk: none, and it is ready."""
-    names = [name for name in plan(wanted).data if not name.startswith("folder:")]
+    names = [name for name in plan(wanted).data if not name.startswith(OWN)]
     return [name for name in names if find(source(name), root) is None]
 
 

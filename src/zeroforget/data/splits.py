@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,19 +54,27 @@ def _shown(names: Sequence[str], most: int = 8) -> str:
 
 def cut(collection: Collection, groups: Sequence[Sequence[int]], names: Sequence[str], seed: int) -> tuple[Task, ...]:
     """One task for each group of classes; its labels are positions in the group. All share the collection's images."""
-    return tuple(_task(collection, group, name, seed) for group, name in zip(groups, names, strict=True))
+    members = _members(collection)
+    return tuple(_task(collection, members, group, name, seed) for group, name in zip(groups, names, strict=True))
 
 
-def _task(collection: Collection, group: Sequence[int], name: str, seed: int) -> Task:
-    parts = [_parts(collection, label, seed) for label in group]
+def _members(collection: Collection) -> list[Rows]:
+    """The images of each class, in order; found at once, since there may be as many classes as a search takes long."""
+    labels = collection.labels.numpy()
+    order = np.argsort(labels, kind="stable")
+    ends = np.searchsorted(labels, np.arange(len(collection.classes) + 1), sorter=order)
+    return [order[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def _task(collection: Collection, members: list[Rows], group: Sequence[int], name: str, seed: int) -> Task:
+    parts = [_parts(collection, members[label], label, seed) for label in group]
     train, val, test = (_split(collection, part) for part in zip(*parts, strict=True))
     classes = tuple(collection.classes[label] for label in group)
     return Task(name, classes, train, val, test, collection.prepare)
 
 
-def _parts(collection: Collection, label: int, seed: int) -> tuple[Rows, Rows, Rows]:
+def _parts(collection: Collection, members: Rows, label: int, seed: int) -> tuple[Rows, Rows, Rows]:
     """Training, validation and test images of one class. Those for validation are drawn where the data name none."""
-    members = np.flatnonzero(collection.labels.numpy() == label)
     test = collection.test.numpy()[members]
     val = np.zeros_like(test) if collection.val is None else collection.val.numpy()[members]
     train, final = members[~test & ~val], members[test]

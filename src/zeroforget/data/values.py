@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,12 +20,46 @@ _LOOKED_AT = 1024
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+class Images(ABC):
+    """Images that are read whenever they are asked for; to a split they are what a tensor of bytes would be."""
+
+    shape: tuple[int, int, int, int]
+    dtype = torch.uint8
+    device = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        chosen = torch.arange(len(self))[rows]
+        return self.index_select(0, chosen)
+
+    def is_floating_point(self) -> bool:
+        """They are bytes."""
+        return False
+
+    @abstractmethod
+    def index_select(self, dim: int, rows: Tensor) -> Tensor:
+        """The images in these rows, as a tensor."""
+
+    @abstractmethod
+    def shards(self, rows: Tensor | None) -> npt.NDArray[np.int32]:
+        """In which file each of these lies: those of one file are best read at about the same time."""
+
+    @abstractmethod
+    def expect(self, rows: Tensor) -> None:
+        """These are going to be asked for, in this order."""
+
+    def __deepcopy__(self, memo: Any) -> Images:
+        return self
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Images and their labels.
 
-    `images` may be a large (even memory-mapped) array that several splits share; `rows` says which of its images
-    belong to this split, in order. Without `rows` all of them do.
+    `images` may be a large (even memory-mapped) array that several splits share, or `Images` that lie in shards; `rows`
+    says which of its images belong to this split, in order. Without `rows` all of them do.
 
     Example:
         >>> import torch, zeroforget
@@ -31,14 +69,15 @@ class Split:
         3
     """
 
-    images: Tensor
+    images: Tensor | Images
     labels: Tensor
     rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         for part in ("images", "labels", "rows"):
             value: object = getattr(self, part)
-            if not isinstance(value, Tensor) and (part != "rows" or value is not None):
+            known = Tensor | Images if part == "images" else Tensor
+            if not isinstance(value, known) and (part != "rows" or value is not None):
                 raise ValueError(
                     f"a split's {part} are a tensor, not {type(value).__name__}; torch.as_tensor makes one of an array"
                 )
@@ -54,6 +93,10 @@ class Split:
         rows = index if self.rows is None else self.rows.index_select(0, index)
         return self.images.index_select(0, rows), self.labels.index_select(0, index).long()
 
+    def all_images(self) -> Tensor:
+        """All of them, in memory."""
+        return self.images[slice(None) if self.rows is None else self.rows]
+
     @staticmethod
     def merge(splits: Sequence[Split], label_offsets: Sequence[int]) -> Split:
         """One split out of several, the labels of each moved up by its offset."""
@@ -62,8 +105,7 @@ class Split:
         if all(s.images is images for s in splits):
             rows = [torch.arange(len(images)) if s.rows is None else s.rows for s in splits]
             return Split(images, labels, torch.cat(rows))
-        parts = [s.images if s.rows is None else s.images[s.rows] for s in splits]
-        return Split(torch.cat(parts), labels)
+        return Split(torch.cat([s.all_images() for s in splits]), labels)
 
 
 @dataclass(frozen=True)

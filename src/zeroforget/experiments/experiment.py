@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from zeroforget.data.scenarios import OWN
 from zeroforget.experiments.checking import arguments, can_be_called, conform, known_key
 from zeroforget.experiments.resolve import NamedPart, check_network, check_scenario
 from zeroforget.experiments.search import SearchSettings
@@ -215,7 +216,7 @@ def _vary(raw: Any, scenarios: Sequence[NamedPart], where: str) -> tuple[str, ..
     if unknown := [word for word in vary if word not in _VARY]:
         raise ValueError(f"{where}: vary names '{unknown[0]}'; a seed may also decide 'order' and 'split'")
     for scenario in scenarios if vary else ():
-        if ":" in scenario.name and not scenario.name.startswith("folder:"):
+        if ":" in scenario.name and not scenario.name.startswith(OWN):
             raise ValueError(f"{where}: vary draws scenarios of ours; '{scenario.name}' is a function")
         if twice := [word for word in vary if word in scenario.options]:
             raise ValueError(f"{where}: '{twice[0]}' is fixed by the scenario and varied; drop one of them")

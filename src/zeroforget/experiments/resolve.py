@@ -14,7 +14,7 @@ from zeroforget import nets
 from zeroforget.data import Scenario, scenario
 from zeroforget.data.collection import OnRead
 from zeroforget.data.loading import load
-from zeroforget.data.scenarios import check_seed, missing, plan
+from zeroforget.data.scenarios import OWN, check_seed, missing, plan
 from zeroforget.experiments.checking import arguments, can_be_called, conform
 from zeroforget.methods.registry import imported
 
@@ -40,7 +40,7 @@ class NamedPart:
 
 def check_scenario(part: NamedPart, where: str) -> None:
     """Raise ValueError for a scenario, or an option of one, that is not there."""
-    if ":" in part.name and not part.name.startswith("folder:"):
+    if ":" in part.name and not part.name.startswith(OWN):
         function = _foreign(part.name)
         arguments(function, part.options, where)
         root = {"root": None} if _takes_root(function) else {}
@@ -53,7 +53,7 @@ def check_scenario(part: NamedPart, where: str) -> None:
 
 def make_scenario(part: NamedPart, root: Path | None = None, progress: OnRead | None = None) -> Scenario:
     """The scenario with its data; `progress` hears how far decoding is."""
-    if ":" not in part.name or part.name.startswith("folder:"):
+    if ":" not in part.name or part.name.startswith(OWN):
         return scenario(_wanted(part), root=root, progress=progress, **_seeds(part))
     function = _foreign(part.name)
     place = {"root": root} if _takes_root(function) else {}

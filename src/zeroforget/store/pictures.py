@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
-from zeroforget.data import DataError, Preparation, Split, Task
+from zeroforget.data import DataError, Images, Preparation, Split, Task
 from zeroforget.data.decode import MOST_PIXELS, TooLarge, covering, fitted, needs
 from zeroforget.data.readers.files import folders
 from zeroforget.data.readers.folder import ClassFiles, class_files
@@ -364,7 +364,7 @@ def near_copies(images: Tensor, rows: Tensor, others: Tensor, tests: Tensor) -> 
     return found
 
 
-def thumbnails(images: Tensor, rows: Tensor) -> Tensor:
+def thumbnails(images: Tensor | Images, rows: Tensor) -> Tensor:
     """Of pictures: gray, small, one row of numbers each."""
     parts = [images[part].float().mean(1, keepdim=True) for part in rows.split(512)]
     return torch.cat([F.adaptive_avg_pool2d(part, SIDE).flatten(1) for part in parts])

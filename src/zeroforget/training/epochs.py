@@ -88,6 +88,7 @@ class Training:
         self.recorded: dict[object, RecordedStep] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.start: dict[str, Tensor] = {}
+        self.at, self.seen = 0, 0  # steps and images of this epoch that are done
 
     def begin(self) -> None:
         """Make the optimizer, and go to where an interrupted run stopped."""
@@ -117,11 +118,7 @@ class Training:
     def epoch(self) -> None:
         """Train on every image once, validate, decide, write a checkpoint."""
         number, began = len(self.log.epochs), time.perf_counter()
-        noise = "noise", self.settings.seed, self.index, self.phase, number, *self.processes.key
-        with seeded(*noise), self.regime.arithmetic():
-            self.train(number)
-        if not self.processes.alone:
-            self.processes.average(self._statistics())
+        self.train(number)
         outcome = torch.cat([self.losses / self.seen, self.validate()])
         # A GPU is still at work. Meanwhile: the weights, should they be the best, and the order of the next epoch.
         weights, self.order = copied(self.learner.moving()), self._order(number + 1)
@@ -134,18 +131,38 @@ class Training:
         self._save()
 
     def train(self, number: int) -> None:
-        """One pass over the training data, step by step."""
+        """One pass over the training data: in one go, or in legs, between which a checkpoint is written."""
         order = self._order(number) if self.order is None else self.order
-        # On a GPU augmentation draws there, from the seed of the epoch's noise.
-        seed = "augment", self.settings.seed, self.index, number, *self.processes.key
-        self.draws = generator(*seed) if self.on_cpu else None
+        if not self.at:
+            self.losses.zero_()
+            self.seen = 0
+        steps = len(self.sizes)
+        leg = self.training.leg or steps
+        while self.at < steps:
+            end = min(self.at + leg, steps)
+            # Draws start anew in each leg, so that one that is gone on with needs no state of a generator.
+            key = self.settings.seed, self.index
+            later = (number, *(("step", self.at) if self.at else ()), *self.processes.key)
+            # On a GPU augmentation draws there, from the seed of the epoch's noise.
+            self.draws = generator("augment", *key, *later) if self.on_cpu else None
+            with seeded("noise", *key, self.phase, *later), self.regime.arithmetic():
+                self.train_leg(number, order, end)
+            self.at = end
+            if not self.processes.alone:
+                self.processes.average(self._statistics())
+            if end < steps:
+                self._save()
+        self.at = 0
+
+    def train_leg(self, number: int, order: Tensor, end: int) -> None:
+        """On to this step of the epoch, step by step."""
         self.mixes, steps, sizes = self.regime.mixes(number), len(self.sizes), self.processes.sizes(self.sizes)
-        self.losses.zero_()
-        self.seen = 0
+        left = order[sum(sizes[: self.at]) :] if self.at else order
+        left = left if end == steps else left[: sum(sizes[self.at : end])]
         self.learner.train()
         way = (self.mixes, ways(self.learner.modules())) if self.records else None
-        with closing(self.training.batches(order, sizes)) as batches:
-            for step, rows in enumerate(batches):
+        with closing(self.training.batches(left, sizes[self.at : end])) as batches:
+            for step, rows in enumerate(batches, self.at):
                 self.together = self.sizes[step] or int(self.processes.sum(torch.tensor(len(rows), device=self.device)))
                 self.seen += self.together
                 if len(rows) != sizes[0]:  # one step an epoch: trying algorithms for its size costs more
@@ -272,8 +289,10 @@ class Training:
             return
         ended = bool(self.log.stopped)
         now = self.best if ended else self.learner.moving()
-        best = None if ended or self.log.best == len(self.log.epochs) - 1 else self.best
+        best = None if ended or (not self.at and self.log.best == len(self.log.epochs) - 1) else self.best
+        within = {"step": self.at, "seen": self.seen, "losses": float(self.losses)}
         facts = {"lr": self.lr, "best_loss": self.best_loss, "waited": self.waited, "log": self.log.to_dict()}
+        facts |= {"within": within} if self.at else {}
         facts |= {} if self.processes.alone else {"processes": self.processes.world}
         self.file.save(now, best, None if ended else self.optimizer, facts, ended=ended)
 
@@ -289,6 +308,9 @@ class Training:
         self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
         self.lr, self.best_loss, self.waited = facts["lr"], facts["best_loss"], facts["waited"]
         self.log = FitLog.from_dict(facts["log"])
+        if within := facts.get("within"):
+            self.at, self.seen = within["step"], within["seen"]
+            self.losses.fill_(within["losses"])
         if self.optimizer is not None and not self.log.stopped:
             restore_optimizer(self.optimizer, tensors["optimizer"], facts["optimizer"])
             self.regime.set_rate(self.optimizer, self.lr)

@@ -11,11 +11,14 @@ import math
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from zeroforget.data import Split
+from zeroforget.data import Images, Split
 from zeroforget.processes import Processes
 from zeroforget.training.loaded import Loaded
 
@@ -23,6 +26,10 @@ SHARE = 0.5
 """Of a device's free memory images may take so much; the rest is for the network."""
 SLOTS = 8
 """So many batches are on their way at once, or a quarter of them all if those are fewer, but two."""
+WINDOW = 16
+"""The images of so many shards are shuffled together."""
+LEG = 1000
+"""Steps of an epoch over shards between two places to go on from."""
 ALONE = Processes()
 _WORKERS = 4
 """Threads that gather images."""
@@ -30,6 +37,9 @@ _WORKERS = 4
 
 class _ByRows:
     """Images that can be taken in any order."""
+
+    leg: int | None = None
+    """An epoch is cut into parts of so many steps, after each of which it can be gone on with; None: it is one."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -75,12 +85,14 @@ class Streamed(_ByRows):
 
     def __init__(self, split: Split, device: torch.device, size: int) -> None:
         rows = None if split.rows is None else split.rows.cpu()
-        self.split = Split(split.images.detach().cpu(), split.labels.cpu(), rows)
+        held = split.images if isinstance(split.images, Images) else split.images.detach().cpu()
+        self.split = Split(held, split.labels.cpu(), rows)
         size, pinned = min(size, len(split)), device.type == "cuda"
         batches = -(-len(split) // size)
         slots = min(SLOTS, batches, max(2, batches // 4))
         shape, dtype = split.images.shape[1:], split.images.dtype
         images = torch.zeros((slots * size, *shape), dtype=dtype, device=device)
+        self._room = images
         self.window = Split(images, torch.zeros(slots * size, dtype=torch.int64, device=device))
         self._places = torch.arange(slots * size, device=device).split(size)
         self._images = torch.empty((slots, size, *shape), dtype=dtype, pin_memory=pinned)
@@ -132,7 +144,7 @@ class Streamed(_ByRows):
     def _bring(self, slot: int, count: int) -> None:
         """Copy them over, when nobody reads any more what lies there. What comes next waits for that."""
         start = slot * self._images.shape[1]
-        images, labels = (part.narrow(0, start, count) for part in (self.window.images, self.window.labels))
+        images, labels = (part.narrow(0, start, count) for part in (self._room, self.window.labels))
         if self._copies is None:
             images.copy_(self._images[slot, :count])
             labels.copy_(self._labels[slot, :count])
@@ -148,6 +160,42 @@ class Streamed(_ByRows):
     def _now(self) -> torch.cuda.Event | None:
         device = self.window.images.device
         return torch.cuda.current_stream(device).record_event() if self._copies is not None else None
+
+
+class Sharded(Streamed):
+    """A split whose images lie in shards, which are read a few at a time.
+
+    The order of an epoch is drawn in two steps: of the shards, and of the images in each window of `WINDOW` shards.
+    Where there are no more shards than that, it is the order of any other split.
+    """
+
+    leg = LEG
+
+    def shuffled(self, draws: torch.Generator, sizes: list[int], processes: Processes) -> Tensor:
+        """This process' part of an epoch's order: its own shards, where there are more than one window."""
+        shards = torch.from_numpy(self._shards().astype("int64"))
+        known, place = shards.unique(return_inverse=True)
+        if len(known) <= WINDOW:
+            return super().shuffled(draws, sizes, processes)
+        turn = torch.randperm(len(known), generator=draws)
+        by_shard = torch.argsort(turn[place], stable=True)
+        counts = [sum(replace(processes, rank=rank).sizes(sizes)) for rank in range(processes.world)]
+        mine = by_shard.split(counts)[processes.rank]
+        begins = (turn[place][mine].diff() != 0).nonzero().squeeze(1) + 1
+        windows = mine.tensor_split(begins[WINDOW - 1 :: WINDOW])
+        return torch.cat([window[torch.randperm(len(window), generator=draws)] for window in windows])
+
+    def batches(self, order: Tensor, sizes: int | list[int]) -> Generator[Tensor]:
+        """As of any split; shards that are far away are fetched before they are needed."""
+        self._images_there().expect(order if self.split.rows is None else self.split.rows[order])
+        return super().batches(order, sizes)
+
+    def _images_there(self) -> Images:
+        assert isinstance(self.split.images, Images)
+        return self.split.images
+
+    def _shards(self) -> npt.NDArray[np.int32]:
+        return self._images_there().shards(self.split.rows)
 
 
 Feed = Resident | Streamed | Loaded
@@ -171,7 +219,9 @@ def feeds(
     made, left = list[Feed](), budget(device)
     for split, size in ((val, sizes[1]), (train, most)):
         needed = _needed(split, device)
-        if needed <= left:
+        if isinstance(split.images, Images):
+            made.append(Sharded(split, device, size))
+        elif needed <= left:
             made.append(Resident(_resident(split, device)))
             left -= needed
         else:
@@ -198,7 +248,7 @@ def budget(device: torch.device) -> float:
 
 def _needed(split: Split, device: torch.device) -> int:
     """How many bytes a split brings along."""
-    if split.images.device == device:
+    if isinstance(split.images, Images) or split.images.device == device:
         return 0
     return len(split) * split.images[:1].numel() * split.images.element_size()
 
@@ -206,6 +256,5 @@ def _needed(split: Split, device: torch.device) -> int:
 def _resident(split: Split, device: torch.device) -> Split:
     """The split's own images on the device, if that is not where they already are."""
     if split.images.device != device:
-        images = split.images if split.rows is None else split.images[split.rows]
-        return Split(images.to(device), split.labels.to(device))
+        return Split(split.all_images().to(device), split.labels.to(device))
     return Split(split.images, split.labels.to(device), None if split.rows is None else split.rows.to(device))

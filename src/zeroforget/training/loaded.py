@@ -75,6 +75,7 @@ class Loaded:
             )
         self.loader, self.what, self.labels, self.check = loader, what, labels, check
         self.window = _Window()
+        self.leg: int | None = None
         self.steps = _length(loader)
         self._seen = 0
 
