@@ -14,6 +14,7 @@ from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lwf import Lwf, distillation
 from zeroforget.methods.teacher import Features, standing
+from zeroforget.progress import Progress
 from zeroforget.training import Regime
 
 
@@ -201,3 +202,51 @@ def test_steps_are_as_long_as_momentum_makes_them(momentum: float, dampening: fl
     options = {"momentum": momentum, "dampening": dampening}
     helpers.learn(method, helpers.tasks()[2], regime=Regime(lr=0.02, epochs=1, options=options))
     assert method._lr == pytest.approx(reach)
+
+
+@pytest.mark.parametrize("old_heads", [False, True])
+def test_a_new_head_warms_up_alone_and_then_everything_learns(old_heads: bool) -> None:
+    """With `old_heads` as published: those learn in the second phase, and are distilled from what they were."""
+    moved: list[dict[str, bool]] = []
+    method = helpers.make("lwf", warmup=2, old_heads=old_heads)
+    assert isinstance(method, Lwf)
+    first, second, _ = helpers.tasks()
+    helpers.learn(method, first)
+    start = helpers.copied(dict(method.state_dict()))
+
+    def look(progress: Progress) -> None:
+        if progress.step == progress.steps:
+            now = {n: t for n, t in method.state_dict().items() if n in start}
+            moved.append(
+                {n.split(".")[0]: False for n in now}
+                | {n.split(".")[0]: True for n, t in now.items() if not torch.equal(t, start[n])}
+            )
+
+    log = helpers.learn(method, second, progress=look)
+    assert log.notes["phases"][0] == 2
+    assert moved[1] == {"net": False, "heads": False}  # not even the statistics of batch normalization
+    assert moved[-1] == {"net": True, "heads": old_heads}
+    assert len(log.epochs) == sum(log.notes["phases"])
+    assert helpers.score(method, 1, second) > 0.7
+
+
+def test_heads_that_learn_are_distilled_from_what_they_were() -> None:
+    method = Lwf(linear_net(), helpers.EXAMPLE, strength=3.0, old_heads=True)
+    for classes in (3, 2):
+        method.add_task(TaskSpec(str(classes), classes))
+    assert all(p.requires_grad for p in method.heads.parameters())
+    features = torch.randn(7, 6)
+    method._heads_before = (copy.deepcopy(method.heads),)
+    assert not method.departure(Features(features, features), features, 1, 7).any()
+    with torch.no_grad():
+        method.heads[0].weight += 0.5 * torch.randn(3, 6)
+    found = method.departure(Features(features, features), features, 1, 7)
+    expected = 3.0 * distillation(method.heads[0](features), method._heads_before[0][0](features), 1.0)
+    torch.testing.assert_close(found, expected)
+    (by_head,) = torch.autograd.grad(found.sum(), method.heads[0].weight)
+    assert by_head.any()
+
+
+def test_a_warmup_is_a_number_of_epochs() -> None:
+    with pytest.raises(ValueError, match="warmup is a number of epochs"):
+        Lwf(linear_net(), helpers.EXAMPLE, warmup=-1)

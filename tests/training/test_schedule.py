@@ -260,37 +260,10 @@ def test_reach_is_how_far_a_steady_gradient_carries(momentum: float, dampening: 
     assert Regime(options={"momentum": 0.9, "dampening": 1.0}).reach == 0.0  # nothing counts but the first gradient
 
 
-def lowest(regime: Regime, curvature: float) -> float:
-    """Where a weight is furthest past home, if a spring of this curvature pulls it there."""
-    weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
-    optimizer = regime.make_optimizer([weight], regime.lr)
-    places = []
-    for _ in range(400):
-        weight.grad = curvature * weight.detach()
-        optimizer.step()
-        places.append(float(weight.detach()))
-    assert abs(places[-1]) < 1e-6
-    return min(places)
-
-
-@pytest.mark.parametrize(("momentum", "dampening"), STEPS)
-def test_the_stiffest_spring_brings_a_weight_home_and_no_further(momentum: float, dampening: float) -> None:
-    regime = Regime(lr=0.1, options={"momentum": momentum, "dampening": dampening})
-    assert lowest(regime, regime.stiffest) > -1e-12
-    assert lowest(regime, 1.3 * regime.stiffest) < -1e-3
-    assert Regime(options={"momentum": 1.0}).stiffest == 0.0  # it would swing for ever
-
-
-@pytest.mark.parametrize("momentum", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_nesterov_follows_a_stiffer_spring(momentum: float) -> None:
-    """It looks ahead, so that it swings later than the heavy ball does."""
-    plain = Regime(lr=0.1, options={"momentum": momentum})
-    regime = Regime(lr=0.1, options={"momentum": momentum, "nesterov": True})
-    assert regime.stiffest > plain.stiffest
-    assert lowest(regime, 0.999 * regime.stiffest) >= 0
-    assert lowest(regime, 1.03 * regime.stiffest) < 0
-    assert regime.reach == plain.reach  # a steady gradient carries as far
-    assert Regime(options={"momentum": 1.0, "nesterov": True}).stiffest == 0.0
+def test_nesterov_carries_a_steady_gradient_as_far_as_plain_momentum() -> None:
+    plain = Regime(lr=0.1, options={"momentum": 0.9})
+    assert Regime(lr=0.1, options={"momentum": 0.9, "nesterov": True}).reach == plain.reach
+    assert Regime(options={"momentum": 1.0}).reach == math.inf
 
 
 def test_the_rate_rises_to_its_height_and_no_further() -> None:

@@ -40,9 +40,10 @@ class Ewc(Anchored):
         self.samples = samples
         self.labels = labels
 
-    def penalty(self) -> Tensor:
+    @property
+    def firmness(self) -> float:
         """λ/2 Σ F (θ − θ*)², eq. (3)."""
-        return self.pull(self.strength / 2)
+        return self.strength / 2
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """F ← (F · tasks before + F of this task) / tasks now."""

@@ -3,9 +3,7 @@ pulls every parameter back as firmly as it mattered."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +13,7 @@ from torch.nn import functional as F
 from zeroforget.axes.trace import in_eval
 from zeroforget.data import Split, Task
 from zeroforget.methods.base import Method, Overhead, bits, finite
-from zeroforget.training import Fit, FitLog
+from zeroforget.training import Fit
 from zeroforget.training.evaluate import Predictor, batches
 from zeroforget.training.seeding import generator
 
@@ -182,67 +180,64 @@ class Anchored(Method):
     """Holds every parameter of the network to where the last task left it, as firmly as it mattered.
 
     Common to the methods that differ only in how they measure importance. Heads are each task's own and stay free.
-    No pull is ever so strong that steps would carry a weight past the anchor: it would swing further out with every
-    step, or, with momentum, with every push of the loss, until the loss is infinite.
+    The optimizer sees the new task's loss alone. Behind each of its steps comes the penalty's own, a proximal one: it
+    ends where the pull and the way back are in balance. However firm, it never carries a weight past the anchor.
     """
 
     family = "model-based"
     overhead_formula = "1 float per parameter"
     graph_safe = True
+    strength: float
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
         super().__init__(net, example)
         self.importance = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})
         self.anchor = Kept(self.weights())
-        self.firmest = math.inf
-        self._firm: dict[tuple[str, float], Tensor] | None = None
-        """While a task is learned, what `firmness` has found: nothing of it changes before the end."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_firm": None}
+        self.register_buffer("pace", example.new_zeros((), dtype=torch.float32), persistent=False)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that all tasks share and that training may move."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
-    def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
-        """Learn, with the pull bounded by what steps of this size can follow."""
-        self.firmest = fit.regime.stiffest / 2  # the curvature of k (θ − θ*)² is 2 k
-        self._firm = {}
-        try:
-            return super().learn(task, fit, past)
-        finally:
-            self._firm = None
+    @property
+    def firmness(self) -> float:
+        """The factor before Σ Ω (θ − θ*)²."""
+        return self.strength
 
-    def firmness(self, name: str, strength: float) -> Tensor:
-        """The factor before (θ − θ*)²: strength · Ω, at most what a step can follow."""
-        found = {} if self._firm is None else self._firm
-        if (name, strength) not in found:
-            found[name, strength] = (strength * self.importance[name]).clamp_(max=self.firmest)
-        return found[name, strength]
+    def penalty(self) -> Tensor:
+        """What the loss gains for having left the anchor."""
+        return self.pull(self.firmness)
 
-    def pull(self, strength: float) -> Tensor:
-        """strength · Σ Ω (θ − θ*)²."""
+    def pull(self, firmness: float) -> Tensor:
+        """firmness · Σ Ω (θ − θ*)²."""
         total = self.get_buffer("example").new_zeros(())
         for name, weight in self.weights().items():
             away = weight - self.anchor[name]
-            total = total + torch.dot((self.firmness(name, strength) * away).flatten(), away.flatten())
+            total = total + torch.dot((firmness * self.importance[name] * away).flatten(), away.flatten())
         return total
 
     def consolidate(self, importance: Mapping[str, Tensor]) -> None:
         """After a task: the new importance, and an anchor where the weights now are."""
         self.importance.put(importance)
         self.anchor.put(self.weights())
-        self._firm = None if self._firm is None else {}
-
-    def penalty(self) -> Tensor:
-        """What the loss gains for having left the anchor."""
-        raise NotImplementedError
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Cross-entropy, and from the second task on the penalty."""
+        """Cross-entropy, and from the second task on the penalty: its gradient is left to `after_step`."""
         loss = super().loss(x, y, task)
-        return loss + self.penalty() if task else loss
+        return loss + self.penalty().detach() if task else loss
+
+    def before_step(self, done: float) -> None:
+        """2η · firmness of this step."""
+        self.get_buffer("pace").fill_(min(2 * self.firmness * self.rate, _FURTHEST) if self.firmness else 0.0)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """θ ← (θ + 2ηk θ*) / (1 + 2ηk), where k = firmness · Ω and η is the rate of the step just made."""
+        if len(self.specs) < 2:
+            return
+        for name, weight in self.weights().items():
+            pulled = (self.importance[name] * self.get_buffer("pace")).clamp_(max=_FURTHEST)
+            weight.lerp_(self.anchor[name], pulled / (1 + pulled))
 
     def score(self, predictor: Predictor, x: Tensor, y: Tensor, task: int) -> tuple[Tensor, Tensor]:
         """The same for validation: the epoch that is kept learned well and strayed little."""
@@ -256,3 +251,7 @@ class Anchored(Method):
     def overhead(self) -> Overhead:
         """Importance and anchor, while a task is learned; nothing to serve."""
         return Overhead(training=bits(*self.importance.buffers(), *self.anchor.buffers()))
+
+
+_FURTHEST = 1e30
+"""A weight is at its anchor long before."""

@@ -28,9 +28,10 @@ class Mas(Anchored):
         self.strength = strength
         self.samples = samples
 
-    def penalty(self) -> Tensor:
+    @property
+    def firmness(self) -> float:
         """λ Σ Ω (θ − θ*)², eq. (3)."""
-        return self.pull(self.strength)
+        return self.strength
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Ω grows by the mean absolute gradient of the squared output, eq. (2)."""

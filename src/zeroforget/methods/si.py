@@ -36,23 +36,21 @@ class Si(Anchored):
         self.path = Kept({name: torch.zeros_like(p) for name, p in self.weights().items()})
         self._step: dict[str, tuple[Tensor, Tensor]] = {}  # gradient and place just before a step
 
-    def penalty(self) -> Tensor:
-        """c Σ Ω (θ − θ*)², eq. (4); its gradient is added by `after_backward`."""
-        return self.pull(self.strength).detach()
+    @property
+    def firmness(self) -> float:
+        """c Σ Ω (θ − θ*)², eq. (4)."""
+        return self.strength
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """The path integral wants the gradient of the loss alone: take it before the pull joins in."""
-        self._step = {}
-        for name, p in self.weights().items():
-            if p.grad is None:
-                continue
-            self._step[name] = (p.grad.clone(), p.detach().clone())
-            p.grad += 2 * self.firmness(name, self.strength) * (p - self.anchor[name])
+        """The path integral wants the gradient of the loss alone, and the whole step: from here on."""
+        moving = {name: p for name, p in self.weights().items() if p.grad is not None}
+        self._step = {name: (p.grad.clone(), p.detach().clone()) for name, p in moving.items() if p.grad is not None}
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """ω −= g · Δθ, eq. (3)."""
+        """ω −= g · Δθ, eq. (3), where the pull has joined in."""
+        super().after_step()
         weights = self.weights()
         for name, (gradient, before) in self._step.items():
             self.path[name].sub_(gradient * (weights[name] - before))

@@ -186,24 +186,13 @@ class Regime:
 
     @property
     def reach(self) -> float:
+        """How far a steady gradient carries a weight in each step to begin with."""
+        return self.carries(self.lr)
+
+    def carries(self, lr: float) -> float:
         """The rate with which plain SGD would go as far: momentum adds its steps up, dampening makes them shorter."""
         momentum, dampening = self._inertia
-        return self.lr * (1 - dampening) / (1 - momentum) if momentum < 1 else math.inf
-
-    @property
-    def stiffest(self) -> float:
-        """The curvature up to which steps bring a weight home without swinging past: 1 / lr, with momentum far less
-        (then Polyak's heavy ball is critically damped). Torch does not dampen the first step: where dampening is strong
-        that one must not go too far. Nesterov's steps see the curvature ahead, and follow a little more of it."""
-        momentum, dampening = self._inertia
-        if momentum >= 1:
-            return 0.0
-        if self.options.get("nesterov"):
-            # With c = lr · curvature a weight follows the roots of r² − (1 + m)(1 − c) r + m (1 − c); they are real
-            # while (1 + m)² (1 − c) ≥ 4 m, which is c ≤ ((1 − m) / (1 + m))². Torch takes no dampening with it.
-            return ((1 - momentum) / (1 + momentum)) ** 2 / self.lr
-        root = momentum**0.5
-        return ((1 - root) ** 2 / (1 - dampening) if dampening <= root else 1 - momentum / dampening) / self.lr
+        return lr * (1 - dampening) / (1 - momentum) if momentum < 1 else math.inf
 
     @property
     def _inertia(self) -> tuple[float, float]:
