@@ -70,7 +70,7 @@ def test_the_proximal_step_is_the_minimum_of_penalty_and_way_back(strength: floa
     with torch.no_grad():
         weight += torch.randn(6, 64)
     went = weight.detach().clone()
-    method.rate = rate
+    method.step_rate = rate
     method.before_step(0.0)
     method.after_step()
     now, fisher = weight.detach().double(), method.importance["1.weight"].double()
@@ -101,7 +101,7 @@ def test_training_ends_where_loss_and_penalty_balance(options: dict[str, float])
         method.importance.put({"weight": torch.ones(2, 3)})
         regime = Regime(lr=0.05, options=options)
         optimizer = regime.make_optimizer([net.weight], regime.lr)
-        method.rate = regime.carries(0.05)
+        method.step_rate = regime.carries(0.05)
         for _ in range(600):
             optimizer.zero_grad()
             method.before_step(0.0)
@@ -201,5 +201,5 @@ def test_momentum_does_not_let_a_strong_pull_diverge(dampening: float) -> None:
     regime = Regime(lr=0.2, epochs=12, options={"momentum": 0.9, "dampening": dampening})
     for task in (first, second):
         helpers.learn(method, task, regime=regime)
-    assert 0 < method.rate <= regime.reach
+    assert 0 < method.step_rate <= regime.reach
     assert all(p.isfinite().all() for p in method.parameters())

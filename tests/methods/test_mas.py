@@ -40,7 +40,7 @@ def test_a_step_pulls_back_by_the_closed_form() -> None:
     weight, home = method.net[1].weight, method.anchor["1.weight"].clone()
     with torch.no_grad():
         weight += 0.1
-    method.rate = 0.05
+    method.step_rate = 0.05
     method.before_step(0.0)
     method.after_step()
     pull = 2 * 0.05 * 0.5 * method.importance["1.weight"]  # 2 η λ Ω

@@ -38,7 +38,7 @@ def walk(method: Quadratic, task: int, steps: int, lr: float = 1e-3) -> None:
     optimizer = torch.optim.SGD(method.net.parameters(), lr=lr)
     for _ in range(steps):
         optimizer.zero_grad()
-        method.rate = lr
+        method.step_rate = lr
         method.before_step(0.0)
         method.loss(torch.zeros(1, 3), torch.zeros(1).long(), task).backward()
         method.after_backward()
@@ -67,7 +67,7 @@ def test_the_path_is_the_losss_gradient_times_the_whole_step() -> None:
     weight, home = method.weights()["weight"], method.anchor["weight"].clone()
     with torch.no_grad():
         weight += 0.5
-    method.rate, weight.grad = 0.01, None
+    method.step_rate, weight.grad = 0.01, None
     method.before_step(0.0)
     method.loss(torch.zeros(1, 3), torch.zeros(1).long(), 1).backward()
     assert weight.grad is not None

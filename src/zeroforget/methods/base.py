@@ -115,7 +115,7 @@ class Method(nn.Module):
         self.smoothing = 0.0
         self.share: Tensor | None = None
         self.coupled = True
-        self.rate = 0.0
+        self.step_rate = 0.0
         self.net = net
         self._set_example(example)
 

@@ -228,7 +228,7 @@ class Anchored(Method):
 
     def before_step(self, done: float) -> None:
         """2η · firmness of this step."""
-        self.get_buffer("pace").fill_(min(2 * self.firmness * self.rate, _FURTHEST) if self.firmness else 0.0)
+        self.get_buffer("pace").fill_(min(2 * self.firmness * self.step_rate, _FURTHEST) if self.firmness else 0.0)
 
     @torch.no_grad()
     def after_step(self) -> None:

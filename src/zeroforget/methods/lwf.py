@@ -138,4 +138,5 @@ class Lwf(Taught):
 def _together(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
     """(batch, heads, classes) of heads of as many classes."""
     weight, bias = torch.cat([head.weight for head in heads]), torch.cat([head.bias for head in heads])
-    return F.linear(features, weight, bias).unflatten(1, (len(heads), heads[0].out_features))
+    logits: Tensor = F.linear(features, weight, bias).unflatten(1, (len(heads), heads[0].out_features))
+    return logits

@@ -170,7 +170,7 @@ class Training:
                 if self.regime.schedule == "cosine":
                     self.lr = self.regime.cosine(number + step / steps, 1 / steps)
                     self.regime.set_rate(self.optimizer, self.lr)
-                self.learner.rate = self.regime.carries(self.lr)
+                self.learner.step_rate = self.regime.carries(self.lr)
                 self.learner.before_step(step / steps)
                 loss = self._recorded(len(rows), way)(rows) if self.records else self.step(rows)
                 if self.on_cpu:

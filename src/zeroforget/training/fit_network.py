@@ -252,6 +252,7 @@ class NetworkLearner:
         self.smoothing = 0.0
         self.share: Tensor | None = None
         self.coupled = True
+        self.step_rate = 0.0
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """What is born with the newest task."""

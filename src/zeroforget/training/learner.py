@@ -37,7 +37,7 @@ class Learner(Protocol):
     """Where a step mixes images, each one's share of itself; the rest is its partner's."""
     coupled: bool
     """Whether the gradient of one weight has a say in how another one moves: set before training begins."""
-    rate: float
+    step_rate: float
     """How far a step carries a weight by its gradient, momentum included: set before each `before_step`."""
     graph_safe: ClassVar[bool]
     """Whether a step is the same operators on the same tensors every time."""
