@@ -11,6 +11,7 @@ import pytest
 
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.results import load_runs
+from zeroforget.methods.contract import Contract
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "experiments.md").read_text()
@@ -42,14 +43,20 @@ def test_the_search_and_the_reference_can_be_added(tmp_path: Path) -> None:
 
 def test_a_method_of_ones_own_runs_from_the_folder_it_lies_in(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python", METHOD)[0])
-    words = "finetuning,mine:Near", "--set", "mine:Near.strength=0.1", "--set", "regime.epochs=2"
+    (tmp_path / "mine.toml").write_text(blocks("toml", METHOD)[0])
+    (line,) = [line for line in "".join(blocks("sh", METHOD)).splitlines() if line.startswith("zeroforget run ")]
     zeroforget = Path(sys.executable).with_name("zeroforget")
-    command = [zeroforget, "run", ROOT / "experiments" / "digits.toml", "--methods", *words]
+    command = [zeroforget, *line.split()[1:], "--set", "regime.epochs=2"]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
     assert "mine:Near on digits/5, seed 0" in told.stdout
-    first, second = load_runs([tmp_path / "runs" / "digits"])
-    assert {first.method, second.method} == {"finetuning", "mine:Near"}
+    assert [run.method for run in load_runs([tmp_path / "runs" / "mine"])] == ["finetuning", "mine:Near", "tfm"]
+
+
+def test_the_method_on_the_page_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "method_of_the_page.py").write_text(blocks("python", METHOD)[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    Contract("method_of_the_page:Near").describes_itself()
 
 
 def test_every_experiment_file_is_listed() -> None:
