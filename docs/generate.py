@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 MODEL_CLASSES = ("Model", "TaskFacts", "Prediction", "Report", "ModelError")
 """Of `zeroforget.store`: what `zeroforget.open` gives, and what its methods give."""
 NETWORK_METHODS = (
-    "add_task", "drop_task", "newborn", "dense", "fingerprint", "forward", "tasks", "widths", "births", "masks",
-    "overhead", "plan", "left", "history",
+    "add_task", "drop_task", "newborn", "fit", "dense", "fingerprint", "save", "forward", "tasks", "widths", "births",
+    "masks", "leaning", "overhead", "added_bytes", "plan", "left", "history",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ def test_a_long_sentence_is_found_wherever_it_stands() -> None:
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_every_extra_is_told() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \| ", page.partition("| extra |")[2].partition("\n## ")[0], re.MULTILINE)) == {
+        *extras.keys() - {"dev"}
+    }
+
+
+def test_results_name_no_folder_of_the_machine_that_made_them() -> None:
+    for path in (ROOT / "results").glob("*.json"):
+        assert not re.search(r'[ "=]/[a-z]+/', path.read_text(encoding="utf-8")), path.name
 
 
 RUN_ELSEWHERE = {
