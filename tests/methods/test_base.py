@@ -12,11 +12,11 @@ from torch import nn
 from tests.methods import helpers
 from zeroforget.data import Split
 from zeroforget.methods import Method, TaskSpec, find, importance, names
-from zeroforget.methods.phases import joined
 from zeroforget.methods.tfm import Tfm
 from zeroforget.progress import Epoch
 from zeroforget.training import Fit, FitLog, Progress
 from zeroforget.training.evaluate import batches as batches_of_a_split
+from zeroforget.training.log import joined
 
 FIXED = [name for name in names() if not issubclass(find(name)[0], Tfm)]
 """Methods over a network as it is given."""

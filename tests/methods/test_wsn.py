@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.methods.small_tasks import answers, example, net, regime, tasks
-from zeroforget.methods.bitmasks import BitMasks
-from zeroforget.methods.huffman import LENGTH, code_lengths, coded_bits
+from zeroforget.methods.bitmasks import LENGTH, BitMasks, code_lengths, coded_bits
 from zeroforget.methods.wsn import Wsn
 from zeroforget.training import Fit
 

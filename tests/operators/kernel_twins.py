@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.operators import reference as kernels
-from zeroforget.operators.places import Places
+from zeroforget.operators.places import Affine, Moments, Norm, Places, Vectors, positions
 from zeroforget.operators.quick_layers import Quick, Readers
-from zeroforget.operators.reference import Affine, positions
 from zeroforget.operators.side_streams import late
 from zeroforget.proving.grow import grow
 
@@ -60,7 +59,7 @@ def compare(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") ->
         vectors = kernels.vectors(affine)
         if biased or scaled:
             assert_alike(gpu.vectors(there), vectors)
-        vectors_there = kernels.Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
+        vectors_there = Vectors(*(None if t is None else t.to(device) for t in vars(vectors).values()))
         y, g = torch.randn(rows, columns).to(dtype), torch.randn(rows, columns).to(dtype)
         out = y.clone()
         kernels.finish(out, vectors, relu)
@@ -135,7 +134,7 @@ def compare_norms(rows: int, columns: int, dtype: torch.dtype, device: str = "cp
             if tensor is not None:
                 torch.testing.assert_close(tensor.cpu(), twin, rtol=1e-4, atol=1e-5)
         # Back from the twin's moments: in a feature that is always the same all would be rounding.
-        same = kernels.Moments(moments.mean.to(device), moments.inverse.to(device))
+        same = Moments(moments.mean.to(device), moments.inverse.to(device))
         for asked in (True, False):
             wanted = kernels.unstandardize(g, x, moments, here, relu, wants_x=asked)
             got = gpu_norm.unstandardize(given_g, given_x, same, there, relu, asked)
@@ -161,9 +160,9 @@ def drift(device: str = "cpu") -> None:
     assert y.abs().max() < 0.03
 
 
-def _norm_of(weight: Tensor, bias: Tensor, tracked: list[Tensor] | None, device: str) -> kernels.Norm:
+def _norm_of(weight: Tensor, bias: Tensor, tracked: list[Tensor] | None, device: str) -> Norm:
     mean, var = (None, None) if tracked is None else (t.to(device, copy=True) for t in tracked)
-    return kernels.Norm(weight.to(device), bias.to(device), mean, var, 0.3, 1e-5)
+    return Norm(weight.to(device), bias.to(device), mean, var, 0.3, 1e-5)
 
 
 def assert_alike(one: object, other: object, bound: float = 1e-6) -> None:

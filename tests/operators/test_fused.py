@@ -20,9 +20,8 @@ from zeroforget.growing.network import GrowingNetwork
 from zeroforget.operators import quick_layers as quick
 from zeroforget.operators import reference as kernels
 from zeroforget.operators.fused import Plan, fused
-from zeroforget.operators.places import Places
+from zeroforget.operators.places import Affine, Places, positions
 from zeroforget.operators.plain import Block, Geometry
-from zeroforget.operators.reference import Affine, positions
 from zeroforget.proving.grow import grow
 
 

@@ -24,8 +24,7 @@ from tests.training.test_fit import task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.registry import build
 from zeroforget.training import Diverged, Fit, Progress, Regime
-from zeroforget.training.checkpoint import Checkpoint, Later, optimizer_tensors, restore_optimizer
-from zeroforget.training.phases import Phases
+from zeroforget.training.checkpoint import Checkpoint, Later, Phases, optimizer_tensors, restore_optimizer
 from zeroforget.training.seeding import seeded
 
 REGIME = Regime(lr=0.05, epochs=3, batch_size=54)

@@ -15,7 +15,7 @@ from zeroforget.methods.finetuning import Finetuning
 from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime, feed
-from zeroforget.training.phases import Phases
+from zeroforget.training.checkpoint import Phases
 from zeroforget.training.seeding import seeded
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,8 +15,8 @@ from tests.training.test_fit import method, task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.finetuning import Finetuning
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, feed
+from zeroforget.training.checkpoint import Phases
 from zeroforget.training.log import UNFINISHED
-from zeroforget.training.phases import Phases
 from zeroforget.training.seeding import seeded
 
 REGIME = Regime(epochs=6, batch_size=27, keep="last")

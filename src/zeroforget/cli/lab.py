@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from zeroforget.experiments.cluster import Cluster
     from zeroforget.experiments.display import ExperimentDisplay
     from zeroforget.experiments.results import Results
+
 
 Runs = Annotated[
     list[Path], typer.Argument(help="Folders of runs, folders that hold several, or archives.", parser=as_path)
@@ -251,3 +253,30 @@ def _watching(runs: int, parallel: int) -> ExperimentDisplay:
     from zeroforget.experiments.display import ExperimentDisplay
 
     return ExperimentDisplay(console(), runs, parallel)
+
+
+@app.command("demo", rich_help_panel=LAB)
+def demo_command(
+    seed: Annotated[int, typer.Option(help="Fixes data split, initial network and all that is random.")] = 0,
+) -> None:
+    """Learn five tasks one after another (digits in pairs), by TFM and by fine-tuning, and prove what is kept."""
+    import torch
+
+    from zeroforget.experiments import demo
+    from zeroforget.experiments.display import ExperimentDisplay
+    from zeroforget.experiments.formats import terminal
+    from zeroforget.experiments.tables import tables
+
+    torch.set_num_threads(1)  # for a network this small, handing work to threads takes longer than the work
+    with tempfile.TemporaryDirectory() as folder, ExperimentDisplay(console(), 2, epochs=False) as watch:
+        finetuning, tfm = demo.learn(Path(folder), watch, seed)
+    console().print()
+    for table in tables([finetuning, tfm]):
+        console().print(terminal(table), soft_wrap=True)
+    console().print(demo.growth_table(tfm), soft_wrap=True, highlight=False)
+    console().print()
+    for line in demo.overhead_lines([finetuning, tfm]):
+        console().print(line, soft_wrap=True, highlight=False)
+    console().print()
+    for results in (finetuning, tfm):
+        console().print(f"{results.method}: {demo.verdict(results)}", soft_wrap=True, highlight=False)

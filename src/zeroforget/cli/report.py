@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import MODEL, app, as_path
+from zeroforget.cli.app import MODEL, ModelPath, app, as_path
 from zeroforget.cli.lab import finished
-from zeroforget.cli.printing import say
+from zeroforget.cli.printing import put, say
 
 Given = Annotated[
     list[Path],
@@ -87,3 +87,31 @@ def _of_runs(runs: list[Path], out: Path, figures: Path | None, formats: str, co
     if figures is not None:
         paths = write_figures(found, figures, wanted)
         say(f"wrote {len(paths)} figures to {figures}")
+
+
+MARK = "library_name: "
+
+
+@app.command("card", rich_help_panel=MODEL)
+def card_command(
+    model: ModelPath,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write, such as README.md.", parser=as_path)
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="The licence of the model, such as mit or cc-by-4.0.")
+    ] = None,
+) -> None:
+    """Write a model's card: tasks, classes, accuracy, fingerprints, proofs. In the form that model hubs read."""
+    from zeroforget.files import atomic
+    from zeroforget.store import open_model
+    from zeroforget.store.card import card
+
+    text = card(open_model(model), licence)
+    if output is None:
+        put(text, ending="")
+        return
+    if output.exists() and MARK not in output.read_text(encoding="utf-8", errors="replace")[:500]:
+        raise ValueError(f"{output} is there and no card; give another name, or take it away")
+    atomic.write_bytes(output, text.encode())
+    say(f"wrote {output}: {len(text.encode()):,} bytes")

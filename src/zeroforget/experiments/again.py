@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from zeroforget.data import Task
-from zeroforget.methods.phases import joined
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, FitLog
+from zeroforget.training.log import joined
 
 
 class Again(Tfm):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.plain_modules import forget_caches, is_layer, is_norm, replace, replace_kept
-from zeroforget.growing import user_buffers as own
+from zeroforget.growing import user_buffers
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.per_task import HeadPlace, PerTask
 from zeroforget.growing.tensors import GrowingTensor
@@ -36,7 +36,7 @@ def live(
     def growing(path: str, name: str, parameter: Tensor) -> GrowingTensor:
         known = id(parameter)
         if known not in tensors:  # tied parameters grow as one
-            full = own.joined(path, name)
+            full = user_buffers.joined(path, name)
             writes = 0 if known in layers else axes.writes.get(full)
             leans = known in layers or (known not in blank and axes.writes.get(full, -1) >= 0)
             tensors[known] = GrowingTensor(parameter, axes.tensors[full], writes, blank.get(known), leans)
@@ -49,7 +49,7 @@ def live(
         if id(module) not in made:
             given = {n: p for n, p in module._parameters.items() if p is not None}
             if path in inside:
-                reads = axes.tensors[own.joined(path, "weight")][1]
+                reads = axes.tensors[user_buffers.joined(path, "weight")][1]
                 made[id(module)] = HeadPlace(module, reads, heads, inside.index(path))
             elif is_layer(module):
                 bias = growing(path, "bias", given["bias"]) if "bias" in given else None
@@ -59,12 +59,12 @@ def live(
                 made[id(module)] = layer
             elif is_norm(module):
                 held = [*module.named_parameters(), *module.named_buffers()]
-                labels = {n: axes.tensors[own.joined(path, n)] for n, _ in held}
+                labels = {n: axes.tensors[user_buffers.joined(path, n)] for n, _ in held}
                 made[id(module)] = GrowingNorm(module, labels)
             else:
                 made[id(module)] = module
                 for name, parameter in given.items():
-                    key = own.key(own.joined(path, name))
+                    key = user_buffers.key(user_buffers.joined(path, name))
                     # Not by its own means, which refuse names that it has a use for ("keys").
                     loose._modules[key] = growing(path, name, parameter)
                     homes[key] = (path, name)

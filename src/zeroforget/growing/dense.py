@@ -15,7 +15,7 @@ from zeroforget.axes.find import Axes
 from zeroforget.axes.inputs import Several, unpacks
 from zeroforget.axes.labels import label_size
 from zeroforget.axes.plain_modules import laid_out, remembered_sizes, replace, replace_kept, set_tensor
-from zeroforget.growing import user_buffers as own
+from zeroforget.growing import user_buffers
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.per_task import HeadPlace, PerTask
 from zeroforget.growing.summary import Summary
@@ -65,7 +65,7 @@ class CutFrom(Summary):
             if live is not None and not isinstance(live, (GrowingLayer, GrowingNorm, HeadPlace)):
                 for attribute, value in self._numbers(path, module, widths).items():
                     setattr(live, attribute, value)
-        own.resize(self.body, self.axes.tensors, self._births, task, fill)
+        user_buffers.resize(self.body, self.axes.tensors, self._births, task, fill)
 
     def _live(self, path: str) -> nn.Module | None:
         """The live module at a path of the plain network; none for the parts of a normalization layer."""
@@ -180,7 +180,7 @@ def each_dense(net: CutFrom) -> Iterator[nn.Module]:
 
 
 def _key(path: str, name: str) -> str:
-    return own.key(own.joined(path, name))
+    return user_buffers.key(user_buffers.joined(path, name))
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -14,9 +14,8 @@ from zeroforget.axes.labels import Label, births_of
 from zeroforget.growing.per_task import PerTask, seal
 from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.operators.fused import Plan, fits, fused
-from zeroforget.operators.places import Places, select
+from zeroforget.operators.places import Affine, Places, positions, select
 from zeroforget.operators.plain import Geometry, Scaling, apply, autocast_dtype, grown
-from zeroforget.operators.reference import Affine, positions
 
 Births = Mapping[str, Tensor]
 

@@ -14,7 +14,7 @@ from zeroforget.axes.find import Axes
 from zeroforget.axes.inputs import one_input
 from zeroforget.axes.plain_modules import hollow, layout_of, list_weights
 from zeroforget.files.lazy import MethodFrom
-from zeroforget.growing import user_buffers as own
+from zeroforget.growing import user_buffers
 from zeroforget.growing.convert import live
 from zeroforget.growing.dense import CutFrom, fingerprint
 from zeroforget.growing.growth import Growth, GrowthLimits, TaskRecord, as_classes, as_growth
@@ -78,7 +78,7 @@ class GrowingNetwork(CutFrom):
         self.body = body
         self.inside = tuple(inside)
         self._listing = tuple(module for module in body.modules() if isinstance(module, nn.RNNBase))
-        self._filled = own.numbers_in(self.body, axes.tensors)
+        self._filled = user_buffers.numbers_in(self.body, axes.tensors)
         self.register_load_state_dict_post_hook(_forget_cache)  # type: ignore[no-untyped-call]
 
     # Learning --------------------------------------------------------------------------------------------------
@@ -177,14 +177,14 @@ class GrowingNetwork(CutFrom):
         for tensor in self.tensors() if wider or draw else ():
             tensor.grow(self._births, task, bridge=bridge) if task else tensor.begin(self._births)
         if self.history:
-            self.extras.append(own.kept(self.body))
+            self.extras.append(user_buffers.kept(self.body))
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
                 module.add_task(self._births, task)
             elif isinstance(module, GrowingNorm):
                 parts = module.template.named_modules()
                 module.add_task(
-                    self._births, task, {n: self._numbers(own.joined(path, n), m, widths) for n, m in parts}
+                    self._births, task, {n: self._numbers(user_buffers.joined(path, n), m, widths) for n, m in parts}
                 )
         tie(self._norms())
         if wider:
@@ -240,7 +240,7 @@ class GrowingNetwork(CutFrom):
             tensor.shrink()
         self._births = {axis: births[births < task] for axis, births in self._births.items()}
         self._resize(task - 1, self._filled)
-        own.put_back(self.body, self.extras[-1])
+        user_buffers.put_back(self.body, self.extras[-1])
         self.extras.drop()
         del self._numbers_of[self.history.pop().name]
         self._shares.pop()
@@ -306,7 +306,7 @@ class GrowingNetwork(CutFrom):
         except torch.OutOfMemoryError:
             raise
         except StopIteration as error:
-            raise ValueError(f"the network does not run with nothing newborn: {own.ASKS}") from error
+            raise ValueError(f"the network does not run with nothing newborn: {user_buffers.ASKS}") from error
         except (RuntimeError, ValueError, IndexError) as error:
             if tuple(x.shape[1:]) == self.shape:
                 raise
@@ -337,7 +337,7 @@ class GrowingNetwork(CutFrom):
             number = self.number(task)
             if number == len(self.history) - 1:
                 warn_if_untouched(self.heads, self._begun, self.tasks)
-                own.warn_if_moved(self.body, self._skeleton[0])
+                user_buffers.warn_if_moved(self.body, self._skeleton[0])
             return self.cut(number)
 
     def fingerprint(self, task: str | int) -> str:
@@ -378,7 +378,7 @@ class GrowingNetwork(CutFrom):
 
     def user_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers of the user's own modules, by the names that they have in `extras`."""
-        return ((own.key(name), buffer) for name, buffer in own.buffers(self.body))
+        return ((user_buffers.key(name), buffer) for name, buffer in user_buffers.buffers(self.body))
 
     def _new_head(self, classes: int) -> nn.Module:
         held = [*(tensor.value for tensor in self.tensors()), *self.body.parameters(), torch.empty(0)]
@@ -416,7 +416,7 @@ class GrowingNetwork(CutFrom):
 
     def __getstate__(self) -> dict[str, Any]:
         self._withdraw()
-        own.let_go(self.body)
+        user_buffers.let_go(self.body)
         held = {name: value for name, value in vars(self).items() if name not in {"lock", "_wrapper"}}
         return held | {"_cache": OrderedDict()}
 

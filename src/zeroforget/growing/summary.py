@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from zeroforget.axes.labels import births_of
 from zeroforget.files.small_tables import SmallTable
-from zeroforget.growing import user_buffers as own
+from zeroforget.growing import user_buffers
 from zeroforget.growing.births import states
 from zeroforget.growing.convert import Homes
 from zeroforget.growing.growth import GrowthLimits, GrowthOverhead, TaskRecord, whole
@@ -111,11 +111,11 @@ class Summary(nn.Module):
         found: dict[str, GrowingTensor] = {}
         for path, module in self.body.named_modules():
             if isinstance(module, GrowingLayer):
-                found[own.joined(path, "weight")] = module.grown
+                found[user_buffers.joined(path, "weight")] = module.grown
         for key, (path, name) in self._homes.items():
             tensor = self.loose[key]
             assert isinstance(tensor, GrowingTensor)
-            found[own.joined(path, name)] = tensor
+            found[user_buffers.joined(path, name)] = tensor
         first: dict[int, str] = {}
         return {
             name: tensor

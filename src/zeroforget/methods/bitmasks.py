@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -80,3 +81,65 @@ class BitMasks(nn.Module):
 def maskable(net: nn.Module) -> dict[str, torch.Size]:
     """The weights that masks act on: every matrix and kernel that may learn, no bias and no normalization."""
     return {name: p.shape for name, p in net.named_parameters() if p.dim() > 1 and p.requires_grad}
+
+
+class FrozenWeights:
+    """Of a network's named weights only the elements marked in `free` may move; the others keep their bits."""
+
+    def __init__(self, net: nn.Module, free: Mapping[str, Tensor]) -> None:
+        self.free = dict(free)
+        self.weights = {name: net.get_parameter(name) for name in free}
+        self.still = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    def silence(self) -> None:
+        """After the backward pass: frozen weights have no say in how the others move."""
+        for name, free in self.free.items():
+            if (gradient := self.weights[name].grad) is not None:
+                gradient.masked_fill_(~free, 0.0)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """After a step: momentum and weight decay move weights without a gradient, so the old bits are written back."""
+        for name, free in self.free.items():
+            weight = self.weights[name]
+            torch.where(free, weight, self.still[name], out=weight)
+
+
+SYMBOL = 7
+"""So many tasks' bits are one symbol, as in WSN's paper; more tasks take several codes."""
+LENGTH = 8
+"""Bits that the length of a code word takes in the code's table: canonical codes follow from their lengths."""
+
+
+def code_lengths(counts: Sequence[int]) -> list[int]:
+    """How long each symbol's code word is, given how often each comes (Huffman's algorithm); 0: it never does."""
+    heap = [(count, place, [place]) for place, count in enumerate(counts) if count]
+    lengths = [0] * len(counts)
+    if len(heap) == 1:
+        lengths[heap[0][1]] = 1
+        return lengths
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (a, _, left), (b, place, right) = heapq.heappop(heap), heapq.heappop(heap)
+        for symbol in left + right:
+            lengths[symbol] += 1
+        heapq.heappush(heap, (a + b, place, left + right))
+    return lengths
+
+
+@torch.no_grad()
+def coded_bits(masks: BitMasks) -> int | None:
+    """What all tasks' masks occupy, coded, the codes' tables included; None while the newest holds nothing."""
+    packed = list(masks.buffers())
+    if not packed or packed[-1].is_meta or not packed[-1].any():
+        return None
+    total = 0
+    for first in range(0, masks.tasks, SYMBOL):
+        tasks = range(first, min(first + SYMBOL, masks.tasks))
+        symbols = torch.zeros(masks.count, dtype=torch.uint8, device=packed[0].device)
+        for place, task in enumerate(tasks):
+            symbols += torch.cat([m.flatten() for m in masks.read(task).values()]).to(torch.uint8) << place
+        counts = torch.bincount(symbols.int(), minlength=2 ** len(tasks)).tolist()
+        total += sum(n * length for n, length in zip(counts, code_lengths(counts), strict=True))
+        total += LENGTH * len(counts)
+    return total

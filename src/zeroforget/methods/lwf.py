@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from zeroforget.data import Task
 from zeroforget.methods.base import TaskSpec, finite
-from zeroforget.methods.phases import joined
 from zeroforget.methods.teacher import Features, Taught
 from zeroforget.training import Fit, FitLog
+from zeroforget.training.log import joined
 
 
 def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:

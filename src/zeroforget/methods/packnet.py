@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
-from zeroforget.methods.bitmasks import BitMasks, maskable
-from zeroforget.methods.frozen_weights import FrozenWeights
-from zeroforget.methods.phases import joined
+from zeroforget.methods.bitmasks import BitMasks, FrozenWeights, maskable
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, norms, plain_copy
 from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.log import joined
 
 
 class PackNet(Method):

@@ -15,9 +15,9 @@ from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.columns import Start, connect, run
 from zeroforget.methods.importance import Kept, enough, fisher, samples_of
-from zeroforget.methods.phases import joined
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.log import joined
 
 
 class ProgressCompress(Method):

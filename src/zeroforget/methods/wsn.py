@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Overhead, bits
-from zeroforget.methods.frozen_weights import FrozenWeights
-from zeroforget.methods.huffman import coded_bits
+from zeroforget.methods.bitmasks import FrozenWeights, coded_bits
 from zeroforget.methods.scored import Scored
 from zeroforget.training import Fit, FitLog
 

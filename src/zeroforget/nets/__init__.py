@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from zeroforget.files.lazy import fetched
 
 if TYPE_CHECKING:
+    from zeroforget.nets.layers import Shape
     from zeroforget.nets.registry import Network, build, find, names, options
-    from zeroforget.nets.shapes import Shape
 
 __all__ = ["Network", "Shape", "build", "find", "names", "options"]
 
 __getattr__ = fetched(
     __name__,
-    {"zeroforget.nets.registry": ["Network", "build", "find", "names", "options"], "zeroforget.nets.shapes": ["Shape"]},
+    {"zeroforget.nets.registry": ["Network", "build", "find", "names", "options"], "zeroforget.nets.layers": ["Shape"]},
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor, nn
 
-from zeroforget.nets.layers import initialize
+from zeroforget.nets.layers import Shape, check, initialize, scaled
 from zeroforget.nets.resnet import Block, normalized
-from zeroforget.nets.shapes import Shape, check, scaled
 
 STEM, STAGES, LAST = 24, ((48, 2), (96, 3), (176, 3)), 512
 """Maps of the first convolution; maps and blocks of each stage; features."""
@@ -40,3 +41,26 @@ class Compact(nn.Module):
         """(batch, features) of images."""
         features: Tensor = self.dropout(self.flatten(self.pool(self.last(self.blocks(self.stem(x))))))
         return features
+
+
+NETWORK = "compact"
+FILE = Path(__file__).with_name("compact.safetensors")
+
+
+class NotEmbedded(ValueError):
+    """The package has no weights in it."""
+
+
+def weights() -> Path:
+    """The file of weights in the package."""
+    if not FILE.is_file():
+        raise NotEmbedded(
+            f"this copy of zeroforget comes without pretrained weights ({FILE} is missing); give a file with "
+            "--weights, or train it: python -m benchmarks.backbone"
+        )
+    return FILE
+
+
+def is_there() -> bool:
+    """Whether the package has its weights."""
+    return FILE.is_file()

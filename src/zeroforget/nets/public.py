@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from zeroforget.nets.layers import hidden, initialize
-from zeroforget.nets.shapes import Shape, check, flattened, scaled
+from zeroforget.nets.layers import Shape, check, flattened, hidden, initialize, scaled
 
 
 class Convolutional(nn.Module):

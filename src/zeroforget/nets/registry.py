@@ -13,11 +13,10 @@ from torch import nn
 from zeroforget.files.mistakes import nearest
 from zeroforget.nets.alexnet import AlexNet
 from zeroforget.nets.compact import Compact
-from zeroforget.nets.lenet import LeNet
+from zeroforget.nets.layers import Shape
+from zeroforget.nets.lenet import LeNet, Small
 from zeroforget.nets.public import alexnet_cifar, conv4, lenet_wide
 from zeroforget.nets.resnet import resnet18, resnet50
-from zeroforget.nets.shapes import Shape
-from zeroforget.nets.small import Small
 from zeroforget.nets.squeezenet import SqueezeNet
 from zeroforget.nets.vgg import vgg16, vgg16_tiny
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from zeroforget.nets.layers import initialize
-from zeroforget.nets.shapes import Shape, check, scaled
+from zeroforget.nets.layers import Shape, check, initialize, scaled
 
 SMALL = 64
 """Images no larger than this get a 3×3 stem and no max-pool."""

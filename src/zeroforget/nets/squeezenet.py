@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zeroforget.nets.layers import initialize
-from zeroforget.nets.shapes import Shape, check, scaled
+from zeroforget.nets.layers import Shape, check, initialize, scaled
 
 FIRES = ((16, 64), (16, 64), (32, 128), None, (32, 128), (48, 192), (48, 192), (64, 256), None, (64, 256))
 """Of each fire module the maps that it squeezes to and twice expands to; None is a max-pool."""

@@ -9,8 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from zeroforget.nets.layers import hidden, initialize
-from zeroforget.nets.shapes import Shape, check, flattened, scaled
+from zeroforget.nets.layers import Shape, check, flattened, hidden, initialize, scaled
 
 Norm = Literal["none", "batch"]
 Start = Literal["he", "torchvision"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zeroforget.operators import reference as kernels
-from zeroforget.operators.places import Places
+from zeroforget.operators.places import LANES, Affine, Places, matrix
 from zeroforget.operators.plain import (
     Block,
     Geometry,
@@ -28,7 +28,6 @@ from zeroforget.operators.plain import (
     thin_layers,
     weight_gradient,
 )
-from zeroforget.operators.reference import Affine
 from zeroforget.operators.side_streams import Beside, Origin
 
 _FROZEN = 0.5
@@ -101,7 +100,7 @@ class _Fused(torch.autograd.Function):
         if plan.geometry is not None:
             out = out.contiguous(memory_format=torch.channels_last)
         ctx.vectors = kernels.vectors(affine)
-        kernels.finish(kernels.matrix(out), ctx.vectors, plan.relu)
+        kernels.finish(matrix(out), ctx.vectors, plan.relu)
         # The inputs that a gradient needs: all of them for new rows or a low rank, else only the new ones.
         kept: Tensor | None = x
         ctx.whole = rows is not None or up is not None
@@ -122,8 +121,8 @@ class _Fused(torch.autograd.Function):
         plan: Plan = ctx.plan
         block, geometry = plan.block, plan.geometry
         g = kernels.side_by_side(g)
-        left = None if out is None else kernels.matrix(out)
-        flat, sums = kernels.unfinish(kernels.matrix(g), left, ctx.vectors, plan.relu)
+        left = None if out is None else matrix(out)
+        flat, sums = kernels.unfinish(matrix(g), left, ctx.vectors, plan.relu)
         gy = kernels.like(flat, g)
         whole = by_gamma = by_beta = by_cols = grad_x = None
         at_once = rows is not None and cols is not None and _at_once(block, ctx.shape[1])
@@ -186,9 +185,9 @@ def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> t
     if plan.geometry is None:
         part = places.take(x, 1)
         return part, part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)) if sums else None
-    columns = -(-len(places) // kernels.LANES) * kernels.LANES
-    matrix, total = kernels.gather(kernels.matrix(x), places, columns, sums)
-    return kernels.like(matrix, x), total
+    columns = -(-len(places) // LANES) * LANES
+    rows, total = kernels.gather(matrix(x), places, columns, sums)
+    return kernels.like(rows, x), total
 
 
 def _weight_part(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:

@@ -1,4 +1,5 @@
-"""Positions along a dimension of a tensor, and how to read and write there: a slice where that is possible."""
+"""Positions along a dimension of a tensor, and what else passes over activations are given, whatever computes them: a
+layer's scale and shift, a normalization's numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+LANES = 8
+"""Features of a position are read so many at a time, where they begin at a multiple of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,3 +64,81 @@ def select(tensor: Tensor, chosen: Sequence[tuple[int, Tensor]]) -> Tensor:
     for dim, where in chosen:
         tensor = Places.where(where).take(tensor, dim)
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def every(columns: int) -> Places:
+    """The first so many places."""
+    return Places(torch.arange(columns), 0)
+
+
+def positions(places: Places, size: int) -> Tensor:
+    """For each of `size` positions its number among the places, or -1."""
+    at = torch.full((size,), -1, dtype=torch.int32)
+    at[places.index] = torch.arange(len(places), dtype=torch.int32)
+    return at
+
+
+def matrix(x: Tensor) -> Tensor:
+    """Of images, one row for each position and one column for each channel: a view. Anything else is a matrix."""
+    return x.permute(0, 2, 3, 1).view(-1, x.shape[1]) if x.dim() == 4 else x
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Scale and shift of a layer's outputs, from its biases and its feature normalization (equation 7)."""
+
+    bias: Tensor | None
+    """All biases; those of new outputs are not up to date here."""
+    born: Tensor | None
+    gamma: Tensor | None
+    beta: Tensor | None
+    born_at: Tensor
+    """For each output its place in `born`, or -1."""
+    covered_at: Tensor
+    """For each output its place in `gamma` and `beta`, or -1."""
+
+    @property
+    def present(self) -> bool:
+        """Whether there is anything to add or to scale by."""
+        return self.bias is not None or self.gamma is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """γ (y + b) + β, written as scale · y + shift."""
+
+    scale: Tensor | None = None
+    """γ, and 1 where nothing is covered."""
+    beta: Tensor | None = None
+    """β, and 0 where nothing is covered."""
+    shift: Tensor | None = None
+    """γ b + β."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Gradients that are sums over rows: of γ, of β, and of the bias."""
+
+    gamma: Tensor
+    beta: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Batch normalization: what is learned, what is tracked (in place), and its numbers."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor | None
+    var: Tensor | None
+    momentum: float
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of each feature of a batch: its mean, and 1 / sqrt(variance + eps)."""
+
+    mean: Tensor
+    inverse: Tensor

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from zeroforget.operators import reference as kernels
+from zeroforget.operators.places import Moments, Norm, Vectors, matrix
 from zeroforget.operators.plain import Geometry, apply, autocast_dtype, cast, convolution_backward
 from zeroforget.operators.side_streams import Beside, Origin
 
@@ -262,7 +263,7 @@ class _Convolved(torch.autograd.Function):
         dtype = autocast_dtype(x)
         x, weight = cast(x, dtype), cast(weight, dtype)
         out = apply(x, weight, None, geometry).contiguous(memory_format=torch.channels_last)
-        kernels.finish(kernels.matrix(out), kernels.Vectors(shift=None if bias is None else bias.contiguous()), relu)
+        kernels.finish(matrix(out), Vectors(shift=None if bias is None else bias.contiguous()), relu)
         ctx.save_for_backward(x, weight, out if relu else None)
         return out
 
@@ -273,7 +274,7 @@ class _Convolved(torch.autograd.Function):
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         g = g.contiguous(memory_format=torch.channels_last)
         if ctx.relu:
-            flat, _ = kernels.unfinish(kernels.matrix(g), kernels.matrix(out), kernels.Vectors(), relu=True)
+            flat, _ = kernels.unfinish(matrix(g), matrix(out), Vectors(), relu=True)
             g = kernels.like(flat, g)
         grad_x = grad_weight = grad_bias = None
         with Beside(g) as beside:
@@ -284,7 +285,7 @@ class _Convolved(torch.autograd.Function):
                     grad_weight = beside.give(ctx.given[0], found[1])
             with beside.aside(1):
                 if need_bias:
-                    grad_bias = beside.give(ctx.given[1], kernels.totals(kernels.matrix(g)))
+                    grad_bias = beside.give(ctx.given[1], kernels.totals(matrix(g)))
             if need_x:
                 grad_x = convolution_backward(g, x, weight, ctx.geometry, [True, False, False])[0].to(ctx.dtype)
         return grad_x, grad_weight, grad_bias, None, None
@@ -303,9 +304,9 @@ class _Standardized(torch.autograd.Function):
         eps: float,
         relu: bool,
     ) -> Tensor:
-        given, x = kernels.Norm(weight, bias, mean, var, momentum, eps), kernels.side_by_side(x)
+        given, x = Norm(weight, bias, mean, var, momentum, eps), kernels.side_by_side(x)
         out = kernels.images(x, tuple(x.shape))
-        moments = kernels.standardize(kernels.matrix(x), kernels.matrix(out), given, relu)
+        moments = kernels.standardize(matrix(x), matrix(out), given, relu)
         ctx.relu, ctx.numbers = relu, (momentum, eps)
         ctx.save_for_backward(x, weight, bias if relu else None, moments.mean, moments.inverse)
         return out
@@ -314,11 +315,9 @@ class _Standardized(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, inverse = ctx.saved_tensors
-        given = kernels.Norm(weight, weight if bias is None else bias, None, None, *ctx.numbers)  # unread without relu
-        rows, moments = kernels.matrix(kernels.side_by_side(g)), kernels.Moments(mean, inverse)
-        found = kernels.unstandardize(
-            rows, kernels.matrix(x), moments, given, ctx.relu, wants_x=ctx.needs_input_grad[0]
-        )
+        given = Norm(weight, weight if bias is None else bias, None, None, *ctx.numbers)  # unread without relu
+        rows, moments = matrix(kernels.side_by_side(g)), Moments(mean, inverse)
+        found = kernels.unstandardize(rows, matrix(x), moments, given, ctx.relu, wants_x=ctx.needs_input_grad[0])
         by_x, by_weight, by_bias = found
         return None if by_x is None else kernels.like(by_x, x), by_weight, by_bias, *[None] * 5
 

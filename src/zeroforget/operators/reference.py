@@ -10,13 +10,12 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zeroforget.operators.places import Places
+from zeroforget.operators.places import Affine, Moments, Norm, Places, Sums, Vectors
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """It comes with torch where torch has CUDA."""
@@ -42,10 +41,6 @@ def works(device: torch.device) -> bool:
     return True
 
 
-LANES = 8
-"""Features of a position are read so many at a time, where they begin at a multiple of it."""
-
-
 def side_by_side(x: Tensor) -> Tensor:
     """The same, the features of each position side by side."""
     return x.contiguous(memory_format=_layout(x))
@@ -60,56 +55,12 @@ def _layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
-def matrix(x: Tensor) -> Tensor:
-    """Of images, one row for each position and one column for each channel: a view. Anything else is a matrix."""
-    return x.permute(0, 2, 3, 1).view(-1, x.shape[1]) if x.dim() == 4 else x
-
-
 def like(rows: Tensor, x: Tensor) -> Tensor:
     """A matrix in the form of x, whatever its number of features."""
     if x.dim() != 4:
         return rows
     n, _, h, w = x.shape
     return rows.view(n, h, w, rows.shape[1]).permute(0, 3, 1, 2)
-
-
-@dataclass(frozen=True, eq=False)
-class Affine:
-    """Scale and shift of a layer's outputs, from its biases and its feature normalization (equation 7)."""
-
-    bias: Tensor | None
-    """All biases; those of new outputs are not up to date here."""
-    born: Tensor | None
-    gamma: Tensor | None
-    beta: Tensor | None
-    born_at: Tensor
-    """For each output its place in `born`, or -1."""
-    covered_at: Tensor
-    """For each output its place in `gamma` and `beta`, or -1."""
-
-    @property
-    def present(self) -> bool:
-        """Whether there is anything to add or to scale by."""
-        return self.bias is not None or self.gamma is not None
-
-
-def positions(places: Places, size: int) -> Tensor:
-    """For each of `size` positions its number among the places, or -1."""
-    at = torch.full((size,), -1, dtype=torch.int32)
-    at[places.index] = torch.arange(len(places), dtype=torch.int32)
-    return at
-
-
-@dataclass(frozen=True, eq=False)
-class Vectors:
-    """γ (y + b) + β, written as scale · y + shift."""
-
-    scale: Tensor | None = None
-    """γ, and 1 where nothing is covered."""
-    beta: Tensor | None = None
-    """β, and 0 where nothing is covered."""
-    shift: Tensor | None = None
-    """γ b + β."""
 
 
 def vectors(given: Affine) -> Vectors:
@@ -149,15 +100,6 @@ def finish(y: Tensor, given: Vectors, relu: bool) -> None:
     y.copy_(wide.clamp(min=0) if relu else wide)
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Gradients that are sums over rows: of γ, of β, and of the bias."""
-
-    gamma: Tensor
-    beta: Tensor
-    bias: Tensor
-
-
 def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple[Tensor, Callable[[], Sums] | None]:
     """Back through `finish`: the gradient of y and, where there is a scale, what finds the sums, for which the next
     layer need not wait. `out` is what `finish` left.
@@ -182,11 +124,6 @@ def unfinish(g: Tensor, out: Tensor | None, given: Vectors, relu: bool) -> tuple
     return (m * given.scale).to(g.dtype), lambda: sums
 
 
-def every(columns: int) -> Places:
-    """The first so many places."""
-    return Places(torch.arange(columns), 0)
-
-
 def gather(x: Tensor, places: Places, columns: int, sums: bool) -> tuple[Tensor, Tensor | None]:
     """These columns, then zeros up to `columns`; and their sums, if asked for."""
     if on_gpu(x):
@@ -205,26 +142,6 @@ def totals(x: Tensor) -> Tensor:
 
         return gpu.totals(x)
     return x.sum(0, dtype=_wide(x))
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """Batch normalization: what is learned, what is tracked (in place), and its numbers."""
-
-    weight: Tensor
-    bias: Tensor
-    mean: Tensor | None
-    var: Tensor | None
-    momentum: float
-    eps: float
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """Of each feature of a batch: its mean, and 1 / sqrt(variance + eps)."""
-
-    mean: Tensor
-    inverse: Tensor
 
 
 def standardize(x: Tensor, y: Tensor, given: Norm, relu: bool) -> Moments:

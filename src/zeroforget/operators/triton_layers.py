@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zeroforget.operators.places import Places
-from zeroforget.operators.reference import LANES, Affine, Sums, Vectors, every, matrix
+from zeroforget.operators.places import LANES, Affine, Places, Sums, Vectors, every, matrix
 
 PROGRAMS = 528
 """How many programs share a pass with a sum: enough to fill a large GPU several times over."""

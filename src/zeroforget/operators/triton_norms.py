@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zeroforget.operators.reference import Moments, Norm
+from zeroforget.operators.places import Moments, Norm
 from zeroforget.operators.triton_layers import Grid, added, unit_of
 
 

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zeroforget._version import __version__
-from zeroforget.serving import schemas as words
+from zeroforget.serving import schemas
 from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
 from zeroforget.serving.decoding import Stopped
@@ -94,13 +94,13 @@ class Server:
             description="Tasks of one growing network, served together.",
         )  # fmt: skip
         refusals: dict[int | str, dict[str, object]] = {
-            status: {"model": words.Problem, "description": why} for status, why in REFUSALS.items()
+            status: {"model": schemas.Problem, "description": why} for status, why in REFUSALS.items()
         }
-        app.post("/predict", response_model=words.Prediction, responses=refusals, openapi_extra={"requestBody": BODY})(
-            self.predict
-        )
-        app.get("/tasks", response_model=words.Tasks)(self.tasks)
-        app.get("/health", response_model=words.Health, responses={503: {"model": words.Health}})(self.health)
+        app.post(
+            "/predict", response_model=schemas.Prediction, responses=refusals, openapi_extra={"requestBody": BODY}
+        )(self.predict)
+        app.get("/tasks", response_model=schemas.Tasks)(self.tasks)
+        app.get("/health", response_model=schemas.Health, responses={503: {"model": schemas.Health}})(self.health)
         app.get("/metrics", response_class=PlainTextResponse)(self.prometheus)
         app.get("/", response_class=HTMLResponse, include_in_schema=False)(self.home)
         app.add_middleware(Gate, settings=self.settings, together=self.together)
@@ -139,12 +139,12 @@ class Server:
         finally:
             self.held -= len(content)
         self.metrics.answered(time.monotonic() - began)
-        return JSONResponse(words.prediction(answer, snapshot.chain.head, top))
+        return JSONResponse(schemas.prediction(answer, snapshot.chain.head, top))
 
-    async def tasks(self) -> words.Tasks:
+    async def tasks(self) -> schemas.Tasks:
         """The tasks that are served, what each added, and whether it verifies."""
-        return words.tasks(self.catalog).model_copy(
-            update={"shadow": words.compared(self.catalog, self.batcher.shadow)}
+        return schemas.tasks(self.catalog).model_copy(
+            update={"shadow": schemas.compared(self.catalog, self.batcher.shadow)}
         )
 
     async def health(self) -> Response:
@@ -152,7 +152,9 @@ class Server:
         status, reason = self._state()
         if self.together is not None and status != "failing":
             status, reason = self.together.trouble() or (status, reason)
-        body = words.Health(status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting)
+        body = schemas.Health(
+            status=status, reason=reason, tasks=len(self.catalog.snapshot.tasks), waiting=self.waiting
+        )
         return JSONResponse(body.model_dump(), 503 if status == "failing" else 200)
 
     def _state(self) -> tuple[str, str | None]:

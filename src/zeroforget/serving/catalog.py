@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from zeroforget.growing.dense import DenseInTurn
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.serving.together import Together
-from zeroforget.store import Report, TaskFacts
-from zeroforget.store import task_guess as which
+from zeroforget.store import Report, TaskFacts, task_guess
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, TASK, Chain, Folder
 from zeroforget.store.network import assemble_chain, preparation
@@ -68,7 +67,7 @@ def take(folder: Folder, together: Together | None = None, *, newest: bool = Fal
     spread = {task.name: folder.tensors(folder.task(task), task, SPREAD) for task in chain.tasks}
     for number, task in enumerate(chain.tasks):
         head = nn.ModuleDict({"head": net.heads[number]})
-        which.check(spread[task.name], head, task.clusters, folder.task(task) / SPREAD)
+        task_guess.check(spread[task.name], head, task.clusters, folder.task(task) / SPREAD)
     files = [folder.path / "model.json", *(file for task in chain.tasks for file in folder.task(task).iterdir())]
     largest = size(net.dense(len(chain.tasks) - 1)) if chain.tasks else 0
     return Snapshot(chain, net, spread, sum(file.stat().st_size for file in files), largest, every.head)
@@ -115,7 +114,7 @@ class Networks:
     def probabilities(self, snapshot: Snapshot, task: TaskFacts, images: Tensor) -> Tensor:
         """The probability of each class of a task, as `Model.probabilities` has them."""
         scores = self.dense(snapshot, task)(preparation(task.preprocessing).test(images))
-        return which.probabilities(scores, task.calibration)
+        return task_guess.probabilities(scores, task.calibration)
 
     def likely(self, snapshot: Snapshot, images: Tensor) -> dict[str, Tensor]:
         """Task → how likely each picture belongs to it, as `Model.likely_tasks` has it.
@@ -131,7 +130,7 @@ class Networks:
                 self._drop()
             return turns.turn(task.number - 1)
 
-        return which.likely(images, snapshot.chain.guessable, dense, lambda task: snapshot.spread[task.name])
+        return task_guess.likely(images, snapshot.chain.guessable, dense, lambda task: snapshot.spread[task.name])
 
 
 class Catalog:

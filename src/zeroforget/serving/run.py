@@ -20,7 +20,7 @@ import uvicorn
 
 from zeroforget.files.signs import LINES, visible
 from zeroforget.serving.app import Server
-from zeroforget.serving.guard import guarded
+from zeroforget.serving.gate import guarded
 from zeroforget.serving.settings import Settings
 from zeroforget.serving.workers import Workers
 from zeroforget.store.folder import as_path

@@ -18,7 +18,7 @@ from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.proving.trial_networks import in_service
-from zeroforget.store import task_guess as which
+from zeroforget.store import task_guess
 from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, Folder
@@ -182,9 +182,9 @@ class _Adoption(Learning):
         if facts.measured:
             return super()._measure(dense, facts, aside)
         part, prepare = self.ready.task.test, preparation(facts.preprocessing)
-        values = which.features(dense, part, prepare)
-        about = which.spread(values, torch.zeros(len(part), dtype=torch.int64), 1)
-        far = which.quantiles(which.distance(values, about))
+        values = task_guess.features(dense, part, prepare)
+        about = task_guess.spread(values, torch.zeros(len(part), dtype=torch.int64), 1)
+        far = task_guess.quantiles(task_guess.distance(values, about))
         written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
         return replace(facts, calibration=Calibration(1.0, far), files=written)
 

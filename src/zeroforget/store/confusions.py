@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Split
-from zeroforget.store import task_guess as which
+from zeroforget.store import task_guess
 from zeroforget.store.errors import ModelError
 from zeroforget.store.network import preparation
 from zeroforget.store.pictures import held_out, list_pictures, pixels, read_pictures
@@ -117,7 +117,7 @@ def seen(facts: TaskFacts, dense: nn.Module, folder: Path) -> Seen:
     of_test_part = pixels(part) == facts.data.pixels
     rows = aside if of_test_part else torch.arange(len(decoded.labels))
     split = Split(decoded.images, decoded.labels[rows], rows)
-    scores = which.probabilities(logits(dense, split, preparation(facts.preprocessing)), facts.calibration)
+    scores = task_guess.probabilities(logits(dense, split, preparation(facts.preprocessing)), facts.calibration)
     files = decoded.files
     return Seen(
         facts.classes,

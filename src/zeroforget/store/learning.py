@@ -25,7 +25,7 @@ from zeroforget.nets import Shape, libraries
 from zeroforget.processes import current
 from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
-from zeroforget.store import task_guess as which
+from zeroforget.store import task_guess
 from zeroforget.store.backbone import Backbone
 from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.confusions import noted
@@ -438,12 +438,12 @@ class Learning:
         task, prepare = self.ready.task, preparation(facts.preprocessing)
         scores = logits(dense, task.test, prepare)
         right = float((scores.argmax(1) == task.test.labels).sum()) / len(task.test)
-        values, labels = which.features(dense, task.train, prepare), which.sampled_labels(task.train)
+        values, labels = task_guess.features(dense, task.train, prepare), task_guess.sampled_labels(task.train)
         frozen = self.start is not None and self.start.frozen
-        about = which.spread(values, labels, len(facts.classes), unit=frozen)
-        far = which.quantiles(which.distance(which.features(dense, task.test, prepare), about))
+        about = task_guess.spread(values, labels, len(facts.classes), unit=frozen)
+        far = task_guess.quantiles(task_guess.distance(task_guess.features(dense, task.test, prepare), about))
         written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
-        calibration = Calibration(which.temperature(scores, task.test.labels), far)
+        calibration = Calibration(task_guess.temperature(scores, task.test.labels), far)
         told = {**facts.training, "test": noted(scores, task.test.labels, len(facts.classes))}
         return replace(facts, accuracy=right, calibration=calibration, training=told, files=written)
 

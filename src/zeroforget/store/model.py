@@ -20,7 +20,7 @@ from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import own_code
 from zeroforget.progress import Show, showing
-from zeroforget.store import task_guess as which
+from zeroforget.store import task_guess
 from zeroforget.store.backbone import Backbone
 from zeroforget.store.errors import Damaged, ModelError, Unreadable
 from zeroforget.store.export import export, triton_repository
@@ -59,7 +59,7 @@ class Prediction:
     @property
     def sure(self) -> bool:
         """Whether the task was named, or is likely enough to go by."""
-        return not self.tasks or self.tasks[0][1] >= which.SURE
+        return not self.tasks or self.tasks[0][1] >= task_guess.SURE
 
     @property
     def label(self) -> str:
@@ -97,14 +97,14 @@ class _State:
             if task.name not in self._spread:
                 about = self.folder.tensors(self.folder.task(task), task, SPREAD)
                 head = nn.ModuleDict({"head": self.net().heads[task.number - 1]})
-                which.check(about, head, task.clusters, self.folder.task(task) / SPREAD)
+                task_guess.check(about, head, task.clusters, self.folder.task(task) / SPREAD)
                 self._spread[task.name] = about
             return self._spread[task.name]
 
 
 def _likely(state: _State, images: Tensor) -> dict[str, Tensor]:
     networks = DenseInTurn(state.net())
-    return which.likely(images, state.chain.guessable, lambda facts: networks.turn(facts.number - 1), state.spread)
+    return task_guess.likely(images, state.chain.guessable, lambda facts: networks.turn(facts.number - 1), state.spread)
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def _logits(state: _State, images: Tensor, facts: TaskFacts) -> Tensor:
 
 
 def _probabilities(state: _State, images: Tensor, facts: TaskFacts) -> Tensor:
-    return which.probabilities(_logits(state, images, facts), facts.calibration)
+    return task_guess.probabilities(_logits(state, images, facts), facts.calibration)
 
 
 def _classified(state: _State, images: Tensor, task: str | None, top: int) -> list[Prediction]:

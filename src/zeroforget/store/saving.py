@@ -17,7 +17,7 @@ from zeroforget.files.hashes import sha256
 from zeroforget.growing.dense import each_dense
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import own_code
-from zeroforget.store import task_guess as which
+from zeroforget.store import task_guess
 from zeroforget.store.backbone import Backbone, Library
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder, as_path
@@ -152,7 +152,7 @@ class _Saving:
         images, dense = self.inputs, dense.to("cpu")
         logits = probe_logits(dense, images, self.about)
         values = dense.get_submodule("features")(preparation(self.about).test(images)).double()
-        spread = which.spread(values, torch.zeros(len(values), dtype=torch.int64), 1)
+        spread = task_guess.spread(values, torch.zeros(len(values), dtype=torch.int64), 1)
         tensors = {key: value.cpu() for key, value in born(net, number).items()}
         facts = TaskFacts(
             number=number + 1, name=name, before=before, learned=now(), program=f"zeroforget {__version__}",
@@ -162,7 +162,7 @@ class _Saving:
             preprocessing=self.about, accuracy=0.0,
             data=DataFacts(sha256(images.numpy().tobytes()), (0,) * len(classes), 0, 0, 1.0, 0),
             training={"stopped": "saved as it was"},
-            calibration=Calibration(1.0, which.quantiles(which.distance(values, spread))),
+            calibration=Calibration(1.0, task_guess.quantiles(task_guess.distance(values, spread))),
             network=net.fingerprint(number), probe=sha256(logits.numpy().tobytes()),
             environment=environment(self.backbone), files={},
         )  # fmt: skip

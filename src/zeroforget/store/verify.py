@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zeroforget.data import Split
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.dense import each_dense, fingerprint
-from zeroforget.store import task_guess as which
+from zeroforget.store import task_guess
 from zeroforget.store.errors import Damaged
 from zeroforget.store.folder import BORN, PROBE, SPREAD, Chain, Folder
 from zeroforget.store.network import TOLERANCE, assemble, environment, preparation, probe_logits
@@ -143,7 +143,7 @@ def prove_chain(folder: Folder, chain: Chain, places: Sequence[Path], data: Mapp
         net = assemble(chain.model, tasks, folder.tensors, folder.path / "model.json")
         found = _Networks(environment(chain.model.backbone))  # asks a library, which may be missing
         for (task, place), dense in zip(tasks, each_dense(net), strict=True):
-            which.check(folder.tensors(place, task, SPREAD), dense, task.clusters, place / SPREAD)
+            task_guess.check(folder.tensors(place, task, SPREAD), dense, task.clusters, place / SPREAD)
             found.add(task, dense, folder.tensors(place, task, PROBE))
     except Damaged as error:
         return Report(

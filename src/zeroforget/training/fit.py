@@ -14,12 +14,12 @@ import torch
 
 from zeroforget.data import Task
 from zeroforget.processes import current
+from zeroforget.training.checkpoint import Phases
 from zeroforget.training.epochs import VALIDATED, Settings, Training
 from zeroforget.training.feed import feeds
 from zeroforget.training.learner import Diverged, Learner, check_shared
 from zeroforget.training.loaded import LoadedTask
 from zeroforget.training.log import FitLog
-from zeroforget.training.phases import Phases
 
 Turns = Callable[[list[FitLog]], Iterable[int]]
 """Of learners that race: given their logs so far, the positions of those that train an epoch next."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from zeroforget._version import __version__
 from zeroforget.experiments.disk import beginning, write_text
 from zeroforget.experiments.report import grouping as gather
-from zeroforget.experiments.report import html_tables as boxes
+from zeroforget.experiments.report import html_tables
 from zeroforget.experiments.report.chart_bundle import Book, escaped
 from zeroforget.experiments.report.charts import Style
 from zeroforget.experiments.report.grouping import Entry, Group
@@ -146,7 +146,7 @@ def _navigation(parts: Sequence[tuple[Group, Sequence[Section]]]) -> str:
 def _key(methods: Sequence[str]) -> str:
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-method="{escaped(label)}">'
-        f"{boxes.swatch(i)}{escaped(label)}</button>"
+        f"{html_tables.swatch(i)}{escaped(label)}</button>"
         for i, label in enumerate(methods)
     )
     return f'<div class="key" role="group" aria-label="Methods shown in the charts"><span>Show</span>{buttons}</div>'

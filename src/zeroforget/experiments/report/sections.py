@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeroforget.experiments.report import charts
+from zeroforget.experiments.report import charts, html_tables
 from zeroforget.experiments.report import grouping as gather
-from zeroforget.experiments.report import html_tables as boxes
 from zeroforget.experiments.report.chart_bundle import Book, escaped
 from zeroforget.experiments.report.grouping import Entry, Group
 from zeroforget.experiments.report.growth import Drawing, Growth
@@ -39,7 +38,7 @@ def sections(group: Group, book: Book, prefix: str) -> list[Section]:
 
 def _results(group: Group, book: Book, _: str) -> str:
     methods = book.style.methods
-    return boxes.results_table(group, methods) + boxes.cost_table(group, methods)
+    return html_tables.results_table(group, methods) + html_tables.cost_table(group, methods)
 
 
 def _over_tasks(group: Group, book: Book, _: str) -> str:
@@ -70,7 +69,7 @@ def _matrices(group: Group, book: Book, _: str) -> str:
     for entry in group.entries:
         said = f"Heat map: accuracy of {entry.label} in percent on each task (columns) after each task (rows)"
         box = book.box(book.add(chart, gather.matrix(group, entry), said), 24 * len(group.tasks))
-        cells.append(_figure(box, entry.label, "", boxes.swatch(book.style.methods.index(entry.label))))
+        cells.append(_figure(box, entry.label, "", html_tables.swatch(book.style.methods.index(entry.label))))
     intro = "Accuracy in % on each task (columns) after each task was learned (rows). Does a column fade downwards?"
     return f'<p class="note">{intro}</p><div class="grid heat">{"".join(cells)}</div>'
 
@@ -132,7 +131,7 @@ def _grown(label: str, growth: Growth, book: Book, name: str) -> str:
         f"<h3>{escaped(label)}</h3>"
         f'<div class="grid" style="--cell:{drawing.width}px">{panels}</div><p class="note">{escaped(note)}</p>'
         + _figure(book.box(bars, 22 * len(growth.widths)), "Width of each layer, by birth", "")
-        + boxes.growth_table(_growth_rows(growth), f"Growth of {label}")
+        + html_tables.growth_table(_growth_rows(growth), f"Growth of {label}")
     )
 
 
