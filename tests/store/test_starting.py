@@ -146,9 +146,12 @@ def test_near_copies_of_test_pictures_are_not_learned_from(tmp_path: Path) -> No
             photo.resize((50, 50)).save(folder / name / f"{number}-small.jpg", quality=80)
     made = lesson("x", read_pictures(list_pictures(folder), (3, 32, 32)), share=0.1, seed=0, flip=False, shift=0)
     names = [file.name.partition("-")[0].partition(".")[0] for file in list_pictures(folder).files]
-    of = [{(int(i) // 20, names[i]) for i in split.rows} for split in (made.task.train, made.task.test)]  # type: ignore[union-attr]
+    parts = (made.task.train, made.task.val, made.task.test)
+    of = [{(int(i) // 20, names[i]) for i in split.rows} for split in parts]  # type: ignore[union-attr]
+    assert not of[0] & of[2]
     assert not of[0] & of[1]
     assert "near copies of test pictures: " in made.notes[0]
+    assert "near copies of selection pictures: " in made.notes[1]
 
 
 def test_a_folder_of_test_pictures(data: Path, tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ square) and vary by more than this."""
 FEW = 10
 """A class with fewer pictures than this is named."""
 MOST_UNREADABLE = 0.05
+NAMED = 5
+"""So many unreadable pictures are named where a task is refused for them."""
 _PARTS = {"train", "val", "valid", "validation", "test"}
 
 
@@ -196,8 +198,9 @@ def check(pictures: Pictures, *, strict: bool, unreadable: float = MOST_UNREADAB
         notes.append(f"and {len(bad) - 20} more that cannot be read")
     if bad and (strict or len(bad) > unreadable * total):
         limit = "strict was asked for" if strict else f"more than {unreadable:.0%}; --unreadable 0.5 would allow half"
+        named = [*notes[:NAMED], *([f"and {len(bad) - NAMED} more"] if len(bad) > NAMED else [])]
         raise ModelError(
-            f"{len(bad)} of {total} pictures below {listing.folder} cannot be read ({limit}): {'; '.join(notes)}"
+            f"{len(bad)} of {total} pictures below {listing.folder} cannot be read ({limit}): {'; '.join(named)}"
         )
     if bad:
         notes.append(f"{len(bad)} of {total} pictures cannot be read and are skipped")
@@ -298,6 +301,9 @@ def lesson(
     measured = Split(test.images, test.labels) if test else _part(pictures, aside)
     learned, notes = _without_twins(pictures, ~aside, test or pictures, None if test else aside)
     choosing = selected(labels, learned, selection, seed)
+    if choosing.any():
+        fitted, more = _without_twins(pictures, learned & ~choosing, pictures, choosing, "selection")
+        learned, notes = fitted | choosing, notes + more
     train = _part(pictures, learned & ~choosing)
     mean, std = normalized or statistics(pictures.images, (learned & ~choosing).nonzero().squeeze(1))
     mean, std = tuple(mean), tuple(std)
@@ -330,9 +336,9 @@ def selected(labels: Tensor, learned: Tensor, share: float, seed: int) -> Tensor
 
 
 def _without_twins(
-    pictures: Pictures, learned: Tensor, others: Pictures, aside: Tensor | None
+    pictures: Pictures, learned: Tensor, others: Pictures, aside: Tensor | None, part: str = "test"
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What is learned from without near copies of test pictures, which would flatter the figures."""
+    """What is learned from without near copies of another part's pictures, which would flatter its figures."""
     tests = torch.arange(len(others.labels)) if aside is None else aside.nonzero().squeeze(1)
     rows = learned.nonzero().squeeze(1)
     pairs = near_copies(pictures.images, rows, others.images, tests)
@@ -346,8 +352,8 @@ def _without_twins(
     files, tested = pictures.files, others.files
     shown = "; ".join(f"{files[row]} ~ {tested[other]}" for row, other in pairs[:3]) + ("; …" if pairs[3:] else "")
     if emptied:
-        return learned, (f"near copies of test pictures are learned from, so its accuracy flatters: {shown}",)
-    return kept, (f"not learned from: {counted(len(pairs), 'near copy', 'near copies')} of test pictures: {shown}",)
+        return learned, (f"near copies of {part} pictures are learned from, so its accuracy flatters: {shown}",)
+    return kept, (f"not learned from: {counted(len(pairs), 'near copy', 'near copies')} of {part} pictures: {shown}",)
 
 
 def near_copies(images: Tensor, rows: Tensor, others: Tensor, tests: Tensor) -> list[tuple[int, int]]:
