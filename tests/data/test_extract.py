@@ -242,7 +242,7 @@ def odd_archives(base: Path, tries: int, seed: int) -> None:
     """Archives with damage of every kind: unpacked or refused in our words, and nothing is left elsewhere."""
     draw = random.Random(seed)
     members = [(plain(f"{'d' * place}/{place}"), bytes(place * 40)) for place in range(1, 60, 7)]
-    packers = (bytes, gzip.compress, bz2.compress, lzma.compress)
+    packers: tuple[Callable[[bytes], bytes], ...] = (bytes, gzip.compress, bz2.compress, lzma.compress)
     whole = [packed(tar(base / "a.tar", *members).read_bytes()) for packed in packers]
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(base / "a.zip", "w", method) as file:

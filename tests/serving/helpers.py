@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import urlencode
 import uvicorn
 
 from zeroforget.serving import Server, Settings
+from zeroforget.serving.guard import Door
 from zeroforget.serving.run import bound, configured
 
 
@@ -51,7 +53,7 @@ class Running:
     """`with Running(folder) as running:` serves a model; `running.client()` talks to it."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.sockets = [bound("127.0.0.1", 0)]
+        self.sockets: list[socket.socket] = [bound("127.0.0.1", 0)]
         self.port: int = self.sockets[0].getsockname()[1]
         if "own_port" in settings:
             self.sockets.append(bound("127.0.0.1", 0))
@@ -62,6 +64,7 @@ class Running:
         config = configured(self.server)
         config.log_level, config.timeout_graceful_shutdown, config.timeout_keep_alive = "error", 5, 600
         self.uvicorn = uvicorn.Server(config)
+        self.sockets = [Door(sock, self.server.guests) for sock in self.sockets]
         self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": self.sockets})
 
     def __enter__(self) -> Running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -10,6 +11,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +23,10 @@ from PIL import Image
 
 from tests.campaigns import SEED, many
 from tests.serving.helpers import Client, Running, memory, until
+from zeroforget.serving import Settings
 from zeroforget.serving.decoding import Decoders
 from zeroforget.serving.gate import new_key
+from zeroforget.serving.guard import OWN_FILES, SILENT_S, Guests, ask_for_files
 from zeroforget.store import Unreadable
 
 
@@ -129,6 +133,98 @@ def test_headers_have_a_deadline_and_each_address_its_connections(trained: Path,
             sock.close()
         until(lambda: not running.uvicorn.server_state.connections)
         assert ask(running.port, good)[0] == 200
+
+
+UPLOAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
+"""One that never comes to its end."""
+
+
+def connections(port: int, count: int, said: bytes, who: str = "127.0.0.1") -> list[socket.socket]:
+    """Many of them, from one address of this machine."""
+    made = []
+    for _ in range(count):
+        made.append(socket.socket())
+        made[-1].bind((who, 0))
+        made[-1].settimeout(30)
+        made[-1].connect(("127.0.0.1", port))
+        made[-1].sendall(said)
+    return made
+
+
+def closed(socks: list[socket.socket]) -> None:
+    for sock in socks:
+        sock.close()
+
+
+def test_who_only_holds_connections_gives_way(trained: Path, good: bytes) -> None:
+    """Those of the same address as a friend, and those of many addresses that hold all there are."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux has many addresses of its own")
+    with Running(trained, connections_each=8, connections=24) as running:
+        socks = connections(running.port, 12, UPLOAD)
+        time.sleep(2 * SILENT_S)
+        assert [ask(running.port, good)[0] for _ in range(3)] == [200] * 3
+        for number in range(2, 6):
+            socks += connections(running.port, 8, UPLOAD, f"127.0.0.{number}")
+        time.sleep(2 * SILENT_S)
+        assert [ask(running.port, good)[0] for _ in range(3)] == [200] * 3
+        assert len(running.server.guests.here) <= 24
+        closed(socks)
+
+
+def test_a_full_port_does_not_fill_the_one_of_health(trained: Path) -> None:
+    with Running(trained, own_port=0, connections_each=8, connections=8) as running:
+        socks = connections(running.port, 8, UPLOAD)
+        own = Client(running.own_port)
+        running.clients.append(own)
+        assert own.ask("/health").status == 200
+        closed(socks)
+
+
+def test_who_is_answered_keeps_the_connection(trained: Path, good: bytes) -> None:
+    """Requests that are computed give way to nobody: the next ones are told to come again."""
+    with Running(trained, connections_each=2) as running, ThreadPoolExecutor(2) as pool:
+        process = running.server.batcher.decoders._idle.get()
+        other = running.server.batcher.decoders._idle.get()
+        asked = [pool.submit(ask, running.port, good) for _ in range(2)]
+        until(lambda: running.server.waiting == 2)
+        time.sleep(2 * SILENT_S)
+        sock = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+        assert sock.recv(100).startswith(b"HTTP/1.1 503")
+        sock.close()
+        for one in (process, other):
+            running.server.batcher.decoders._idle.put(one)
+        assert [one.result()[0] for one in asked] == [200, 200]
+
+
+def test_nothing_that_is_owed_takes_for_ever(trained: Path, good: bytes) -> None:
+    """A body that nobody waits for, dripping; answers that are not read; a connection that says nothing."""
+    with Running(trained, header_seconds=0.4, upload_seconds=0.4) as running:
+        drips = connections(running.port, 2, b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 9999\r\n\r\n")
+        deaf = connections(running.port, 2, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+        mute = connections(running.port, 2, b"")
+        end = time.monotonic() + 30
+        while running.server.guests.here:
+            assert time.monotonic() < end
+            for sock in drips:
+                with contextlib.suppress(OSError):
+                    sock.sendall(b"x")
+            time.sleep(0.05)
+        closed(drips + deaf + mute)
+        assert ask(running.port, good)[0] == 200
+
+
+def test_connections_stay_below_the_files_that_may_be_open(trained: Path) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert Guests(Settings(connections=10_000)).most == (1024 - OWN_FILES) // 2
+        ask_for_files(10_000)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 20_000 + OWN_FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "[::1", "127.0.0.1.evil.example"])
@@ -270,7 +366,6 @@ def hostile_pictures(trained: Path, good: bytes, count: int, seed: int) -> None:
 def test_a_server_over_https(trained: Path, good: bytes, tmp_path: Path) -> None:
     import re
     import ssl
-    import sys
 
     words = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -288,10 +383,13 @@ def test_a_server_over_https(trained: Path, good: bytes, tmp_path: Path) -> None
             found = re.search(r"at https://127\.0\.0\.1:(\d+)/", process.stdout.readline())
             assert found
             context = ssl.create_default_context(cafile=str(tmp_path / "cert"))
+            mute = connections(int(found[1]), 140, b"")  # no handshake comes: counted all the same
             connection = http.client.HTTPSConnection("127.0.0.1", int(found[1]), timeout=30, context=context)
             connection.request("POST", "/predict", good)
             assert connection.getresponse().status == 200
             connection.close()
+            assert sum(place.is_socket() for place in Path(f"/proc/{process.pid}/fd").glob("*")) < 140
+            closed(mute)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)

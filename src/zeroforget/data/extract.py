@@ -167,29 +167,30 @@ def _opened(archive: Path) -> IO[bytes]:
 
 
 def _from_tar(archive: Path, into: Path, progress: OnRead | None, room: _Room) -> None:
-    size, count = archive.stat().st_size, 0
-    with _opened(archive) as file:
-        bounded = _Bounded(file, room)
-        tar = tarfile.open(fileobj=bounded, mode="r:", tarinfo=_Whole)  # type: ignore[call-overload]  # noqa: SIM115
-        while (member := tar.next()) is not None:
-            tar.members.clear()  # it would keep them all
-            bounded.header = MOST_BYTES
-            place = into / safe_name(member.name, archive)
-            room.file()
-            if member.isdir():
-                place.mkdir(parents=True, exist_ok=True)
-            elif member.isreg():
-                source = tar.extractfile(member)
-                if source is None:
-                    raise DataError(f"{archive}: member '{member.name}' cannot be read")
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with source, place.open("wb") as file:
-                    room.copy(source, file)
-            else:
-                raise DataError(f"{archive} is refused: its member '{member.name}' is a link or a device, not a file")
-            if progress and count % EVERY == 0:
-                progress(f"unpacking {archive.name}", min(member.offset_data, size), size)
-            bounded.header, count = MOST_HEADER, count + 1
+    size = archive.stat().st_size
+    with _opened(archive) as packed:
+        bounded = _Bounded(packed, room)
+        with tarfile.open(fileobj=bounded, mode="r:", tarinfo=_Whole) as tar:  # type: ignore[call-overload]
+            for count, member in enumerate(iter(tar.next, None)):
+                tar.members.clear()  # it would keep them all
+                bounded.header = MOST_BYTES
+                _from_member(tar, member, into / safe_name(member.name, archive), room)
+                bounded.header = MOST_HEADER
+                if progress and count % EVERY == 0:
+                    progress(f"unpacking {archive.name}", min(member.offset_data, size), size)
+
+
+def _from_member(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, room: _Room) -> None:
+    room.file()
+    if member.isdir():
+        place.mkdir(parents=True, exist_ok=True)
+        return
+    source = tar.extractfile(member) if member.isreg() else None
+    if source is None:
+        raise DataError(f"{room.archive} is refused: its member '{member.name}' is a link or a device, not a file")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with source, place.open("wb") as file:
+        room.copy(source, file)
 
 
 def _from_zip(archive: Path, into: Path, progress: OnRead | None, room: _Room) -> None:

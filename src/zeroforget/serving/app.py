@@ -26,6 +26,7 @@ from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
 from zeroforget.serving.decoding import Stopped
 from zeroforget.serving.gate import Gate
+from zeroforget.serving.guard import Guests
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.serving.together import PULSE_S, Together
@@ -63,6 +64,7 @@ class Server:
             shadow=self.settings.shadow, together=together,
         )  # fmt: skip
         self.batcher = Batcher(self.settings, self.metrics, lambda: self.catalog.candidate, together)
+        self.guests = Guests(self.settings)
         self.waiting, self.held = 0, 0
         """Requests that wait for an answer, and the bytes of their pictures. Only the event loop changes them."""
         self.page = (files("zeroforget.serving") / "page.html").read_text(encoding="utf-8")

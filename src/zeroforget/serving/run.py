@@ -20,7 +20,7 @@ import uvicorn
 
 from zeroforget.files.signs import LINES, visible
 from zeroforget.serving.app import Server
-from zeroforget.serving.gate import guarded
+from zeroforget.serving.guard import Door, ask_for_files, guarded
 from zeroforget.serving.settings import Settings
 from zeroforget.serving.workers import Workers
 from zeroforget.store.folder import as_path
@@ -76,6 +76,7 @@ def serve(
     settings, path = settings or Settings(), as_path(path)
     if workers > 1 and os.name != "posix":
         raise ValueError("several workers need a system where processes can share a port: Linux, macOS")
+    ask_for_files(settings.connections)
     server = Server(path, settings) if workers == 1 else None
     sockets = [bound(host, port)]
     if settings.own_port is not None:
@@ -100,8 +101,12 @@ def run_until_told(
     """Answer at these sockets until SIGINT or SIGTERM."""
     running = uvicorn.Server(configured(server, tls))
     _bound_the_end(running, server.settings.stop_seconds)
-    ready()
-    running.run(sockets=sockets)
+    with contextlib.ExitStack() as stack:
+        doors: list[socket.socket] = [
+            stack.enter_context(Door(sock, server.guests, tls=tls is not None)) for sock in sockets
+        ]
+        ready()
+        running.run(sockets=doors)
 
 
 def logged() -> None:
@@ -137,7 +142,7 @@ def configured(server: Server, tls: tuple[Path, Path] | None = None) -> uvicorn.
     files: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
     config = uvicorn.Config(
         server.app, log_level="warning", timeout_graceful_shutdown=math.ceil(server.settings.stop_seconds),
-        server_header=False, ws="none", http=guarded(server.settings), lifespan="on", **files,
+        server_header=False, ws="none", http=guarded(server.guests), loop="asyncio", lifespan="on", **files,
     )  # fmt: skip
     try:
         config.load()

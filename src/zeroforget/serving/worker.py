@@ -27,19 +27,6 @@ MISTAKE = 3
 """The exit status of a process that could not begin; its output says why."""
 
 
-class Turns(socket.socket):
-    """Lets one connection in at a time, so that those which come together are spread over the processes."""
-
-    _took = False
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """A connection; after each one, none for a moment."""
-        self._took = not self._took
-        if not self._took:
-            raise BlockingIOError
-        return super().accept()
-
-
 def main() -> None:
     """Serve until told to stop."""
     told = json.loads(sys.stdin.readline())
@@ -50,7 +37,7 @@ def main() -> None:
     together = Together(Path(told["folder"]), told["number"], told["count"])
     try:
         server = Server(told["path"], settings_of(told["settings"]), together)
-        sockets: list[socket.socket] = [Turns(fileno=number) for number in told["sockets"]]
+        sockets = [socket.socket(fileno=number) for number in told["sockets"]]
         run_until_told(server, sockets, tls, lambda: print("ready", flush=True))
     except (ValueError, OSError) as error:
         logging.getLogger("zeroforget.serving").error("%s", error)
