@@ -90,7 +90,7 @@ def commands() -> str:
 
     parts = ["# Commands", "What each command prints with `--help`. `zeroforget` alone lists them."]
     for path, command in _commands(get_command(app), ("zeroforget",)):
-        wide = {"terminal_width": 100, "max_content_width": 100}
+        wide = {"terminal_width": 84, "max_content_width": 84}
         context: Any = command.context_class(command, info_name=" ".join(path), **wide)
         parts += [f"## {' '.join(path)}", f"```text\n{command.get_help(context)}\n```"]
     return "\n\n".join(parts) + "\n"

@@ -404,3 +404,9 @@ def test_a_first_task_computes_with_its_parameters_themselves() -> None:
     net.add_task("cars", 5, growth=0.25)
     assert all(tensor.synced() is tensor.value for tensor in tensors)
     assert torch.equal(net(x, "birds"), learned)
+
+
+def test_a_network_without_tasks_says_what_to_call() -> None:
+    network = grow(nn.Linear(3, 4), torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r"^no task 'birds'; there is none yet, call add_task first$"):
+        network(torch.randn(2, 3), "birds")

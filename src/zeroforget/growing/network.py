@@ -33,7 +33,21 @@ class GrowingNetwork(CutFrom):
     """A feature extractor with a head for each task. Make one with `zeroforget.grow`.
 
     Its parameters are exactly what the newest task trains: `torch.optim.SGD(net.parameters(), ...)` cannot reach
-    anything older. Tasks are known by name or by number, counted from 0. For an example see `zeroforget.grow`.
+    anything older. Tasks are known by name or by number, counted from 0.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> body = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU())
+        >>> net = zeroforget.grow(body, torch.randn(4, 8), start=0.5)
+        >>> net.add_task("birds", classes=["robin", "wren"])
+        >>> net.add_task("flowers", classes=3, growth=0.25)
+        >>> print(net)
+        GrowingNetwork from Sequential: 2 tasks
+        task             classes  features  new
+        birds    2 (robin, wren)        32  +32
+        flowers                3        48  +16
+        >>> len(list(net.newborn())) > 0  # what the newest task trains
+        True
     """
 
     fit = MethodFrom("zeroforget.training.fit_network", "fit")

@@ -65,8 +65,9 @@ class Summary(nn.Module):
             return self._numbers_of[task]
         if (number := whole(task)) is not None and 0 <= number < len(self.history):
             return number
-        known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks)) or "none yet; call add_task first"
-        raise ValueError(f"no task {task!r}; the tasks are {known}")
+        known = ", ".join(f"'{name}' ({i})" for i, name in enumerate(self.tasks))
+        told = f"the tasks are {known}" if known else "there is none yet, call add_task first"
+        raise ValueError(f"no task {task!r}; {told}")
 
     @property
     def shares(self) -> dict[str, float]:
