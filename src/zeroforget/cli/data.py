@@ -106,7 +106,7 @@ def show(
     download: bool = typer.Option(False, "--download", help="Fetch, verify and unpack it (what is there is kept)."),
     prepare: bool = typer.Option(False, "--prepare", help="Read it now and decode its images into the cache."),
     keep: bool = typer.Option(False, "--keep", help="Keep the archives after unpacking them."),
-    insecure: bool = typer.Option(False, "--insecure", help="Also over plain http where no checksum is known."),
+    insecure: bool = typer.Option(False, "--insecure", help="Use plain http even where no checksum is known."),
     data_root: DataRoot = None,
 ) -> None:
     """Say where a data set comes from and whether it is on this disk; download and prepare it. The word `show` may be

@@ -48,7 +48,7 @@ def forget_command(
     model: ModelPath,
     which: Annotated[str, typer.Argument(help="Its name, or its first 16 digits or more.")],
 ) -> None:
-    """Trust a key no longer. Without any, updates of all origins are taken again."""
+    """Stop trusting a key. A model that trusts none takes updates of all origins again."""
     from zeroforget.store import Watch
     from zeroforget.store.folder import Folder
     from zeroforget.store.trust import Key, change_keys

@@ -161,7 +161,9 @@ def table_command(
     ] = None,
     averages: Annotated[bool, typer.Option("--averages", help="One table: a column for each scenario.")] = False,
     costs: Annotated[bool, typer.Option("--costs", help="Also sizes, overhead, epochs, time, transfer.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead.", parser=as_path)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file instead.", parser=as_path)
+    ] = None,
 ) -> None:
     """The paper's table from finished runs: accuracy (forgetting) per task, average, best in bold."""
     from zeroforget.experiments import costs as spending
@@ -196,7 +198,7 @@ def archive_command(
         Path, typer.Option("--output", "-o", help="The file to write, such as results/digits.json.", parser=as_path)
     ],
 ) -> None:
-    """Finished runs as one small JSON file, without their training curves; `table` reads it like the runs."""
+    """Write finished runs to one small JSON file, without their training curves; `table` reads it like the runs."""
     from zeroforget.experiments import archive
     from zeroforget.experiments.disk import check_output
 

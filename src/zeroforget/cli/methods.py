@@ -39,7 +39,7 @@ def methods(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the methods with their options and claims; or show one; or check one; or count what they keep."""
+    """List the methods with their options and claims. Or show one, check one, or count what they keep."""
     if name == "check":
         _check(checked)
         return

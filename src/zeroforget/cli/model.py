@@ -62,7 +62,7 @@ def learn_command(
     log: Log = None,
     **chosen: Any,
 ) -> None:
-    """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not move."""
+    """Teach a model a task from a folder of class folders. The model is made on first use; old tasks do not change."""
     from zeroforget.store import open_model
 
     options = options_of(**chosen)
@@ -325,7 +325,7 @@ def predict_command(
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Classify pictures. Exit code 1 if some could not be read; of folders, what is no picture is left out."""
+    """Classify pictures. Exit code 1 if some could not be read. Other files in a folder are left out."""
     from zeroforget.store import open_model
 
     if as_json and as_csv:
@@ -389,7 +389,7 @@ def ship_command(
         Path | None, typer.Option(metavar="KEY", help="Sign it with this private key.", parser=as_path)
     ] = None,
 ) -> None:
-    """Write what was born since a task to one file, for models that end with that task."""
+    """Write the tasks learned since one to a file, for models that end with that one."""
     from zeroforget.store import open_model
 
     if (since is None) is not every:
@@ -406,7 +406,7 @@ def receive_command(
     model: ModelPath,
     update: Annotated[Path, typer.Argument(help="A file that 'zeroforget ship' wrote.", parser=as_path)],
     head: Annotated[
-        str | None, typer.Option("--is", metavar="HASH", help="The hash that the model must have then.")
+        str | None, typer.Option("--is", metavar="HASH", help="The hash that the model must have afterwards.")
     ] = None,
     trust: Annotated[
         Path | None,
@@ -417,7 +417,7 @@ def receive_command(
     older: Annotated[bool, typer.Option("--older", help="Take one signed before the newest received.")] = False,
     wait: Wait = True,
 ) -> None:
-    """Add the tasks of an update to the model that it was made for; one of 'ship --all' makes a model anew."""
+    """Add the tasks of an update to the model that it was made for. An update by 'ship --all' makes a new model."""
     from zeroforget.store import Watch, open_model
     from zeroforget.store.trust import public_key
     from zeroforget.store.update import Terms

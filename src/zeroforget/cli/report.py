@@ -102,7 +102,7 @@ def card_command(
         str | None, typer.Option("--license", help="The licence of the model, such as mit or cc-by-4.0.")
     ] = None,
 ) -> None:
-    """Write a model's card: tasks, classes, accuracy, fingerprints, proofs. In the form that model hubs read."""
+    """Write a model's card: tasks, classes, accuracy, fingerprints and proofs, in the form that model hubs read."""
     from zeroforget.files import atomic
     from zeroforget.store import open_model
     from zeroforget.store.card import card

@@ -60,12 +60,12 @@ class Options:
     )
     frozen: bool | None = option(
         None,
-        "Of weights to start from: whether they stay as they are in every task, so a first task learns a head alone "
-        "and later ones what they add (the default); else the first task tunes them.",
+        "Whether the weights to start from stay as they are in every task (the default): a first task then learns a "
+        "head alone, and later ones what they add. Otherwise the first task trains them.",
         flag="--frozen/--tune",
     )
     align: int | None = option(
-        None, "Layers grow to multiples of this; by default of 8 on a GPU. Counts when the model is made."
+        None, "Layers grow to multiples of this; 8 by default on a GPU. Counts when the model is made."
     )
     growth: float | Sequence[float] | str | None = option(
         None,
@@ -73,7 +73,7 @@ class Options:
         "0,0.05,0.1. A first task makes the network and adds nothing to it.",
     )
     rank: int = option(
-        0, "Of the step by which weights older than a later task lean towards it; 16 is usual, 0 is none."
+        0, "The rank of the step by which older weights lean towards a later task; 16 is usual, 0 is none."
     )
     budget: int | str | None = option(
         None,
@@ -96,8 +96,8 @@ class Options:
     test: Path | None = option(None, "A folder of class folders to measure by instead.")
     folds: int | None = option(
         None,
-        "Parts of a cross-validation, which tests every picture once; by default 5 for a head on frozen features with "
-        "fewer than 200 test pictures, which takes no time, else none (0); what is trained is trained so often.",
+        "Parts of a cross-validation, which tests every picture once; 0 is none. 5 by default for a head on frozen "
+        "features with fewer than 200 test pictures. What is trained is trained once more for each part.",
     )
     flip: bool | None = option(
         None,
@@ -111,9 +111,9 @@ class Options:
     strict: bool = option(False, "Refuse unreadable pictures and small classes.")
     unreadable: float = option(0.05, "The share of the pictures that may be unreadable; they are named and left out.")
     again: bool = option(
-        False, "Learn a task that is there as a new version, such as dogs@2: both stay, and the newest answers to dogs."
+        False, "Learn a task again as a new version, such as dogs@2: both stay, and the newest answers to dogs."
     )
-    finish: bool = option(False, "Of an interrupted training take the best so far, after one more epoch.")
+    finish: bool = option(False, "End an interrupted training: take the best so far, after one more epoch.")
     device: str = option("auto", "cpu, cuda or cuda:1; auto is a GPU where torch sees one, else cpu.")
     precision: Literal["float32", "tf32", "bf16"] = option(
         "float32", "How steps compute: tf32 and bf16 are faster on a GPU. Answers stay in float32."
