@@ -88,7 +88,7 @@ def commands() -> str:
 
     from zeroforget.cli import app
 
-    parts = ["# Commands", "What each command prints with `--help`. `zeroforget` alone lists them."]
+    parts = ["# Commands", "What each command prints with `--help`."]
     for path, command in _commands(get_command(app), ("zeroforget",)):
         wide = {"terminal_width": 84, "max_content_width": 84}
         context: Any = command.context_class(command, info_name=" ".join(path), **wide)
@@ -97,11 +97,10 @@ def commands() -> str:
 
 
 def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    below = getattr(command, "commands", {})
-    if not below or len(path) > 1:
-        yield path, command
-    for name, one in below.items():
-        yield from _commands(one, (*path, name))
+    below = command.list_commands(None) if hasattr(command, "commands") else ()
+    yield path, command
+    for name in below:
+        yield from _commands(command.commands[name], (*path, name))
 
 
 def cards() -> str:

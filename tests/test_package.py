@@ -16,6 +16,7 @@ import pytest
 from torch import nn
 
 import zeroforget
+from zeroforget.cli.app import ORDER
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zeroforget"
@@ -80,7 +81,7 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "A model in a folder:" in done.stdout
-    assert "  learn " in done.stdout
+    assert re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE) == list(ORDER)
 
 
 def test_importing_the_package_loads_nothing_but_its_names() -> None:
