@@ -41,6 +41,13 @@ def test_every_pinned_package_is_locked_with_its_hashes() -> None:
             assert held[name][1] > 0, f"{name} has no hash"
 
 
+def test_each_version_of_python_that_is_named_is_tested() -> None:
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    assert re.findall(r'"(3\.\d+)"', workflow) == named
+    assert f'requires-python = ">={named[0]}"' in (ROOT / "pyproject.toml").read_text()
+
+
 def test_every_package_has_a_licence_that_is_written_down() -> None:
     listed = dict(re.findall(r"^\| (\S+) \| (.+) \|$", (ROOT / "docs" / "licences.md").read_text(), re.MULTILINE))
     assert {plain(name) for name in listed} >= set(pinned())
