@@ -1,7 +1,7 @@
 """A small language model grown task by task, against adapters of equal bytes and fine-tuned copies.
 
-An encoder learns English byte by byte, in plain PyTorch, and is adopted. Then come German, which of six languages a line
-is in, and which of eight topics. Texts are those of Debian's fortunes (`benchmarks/language_text.py`).
+An encoder learns English byte by byte, in plain PyTorch, and is adopted. Then come German, which of six languages a
+line is in, and which of eight topics. Texts are those of Debian's fortunes (`benchmarks/language_text.py`).
 
     PYTHONPATH=src:. python -m benchmarks.language --text DIR --out results/language.json
     PYTHONPATH=src:. python -m benchmarks.language --out results/language.json --docs docs/language.md

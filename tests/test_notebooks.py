@@ -16,6 +16,9 @@ SHOWN = {
     "grow": "numbers for the first task alone",
     "method": "tfm: 2 of 2 earlier tasks unchanged",
     "photos": "shapes {'class': 'circle'",
+    "sound": "instrument: the same bits",
+    "table": "tumour: the same bits",
+    "text": "next letter: the same bits",
 }
 """What each prints, among other things."""
 

@@ -102,7 +102,7 @@ def test_branches_that_the_example_does_not_reach_are_named() -> None:
             self.aux = nn.Linear(8, 2)
 
         def between(self, y: Tensor) -> Tensor:
-            return y + self.aux(y).mean() if self.training else y
+            return y + self.aux(y).mean() if len(y) > 100 else y
 
     net = Auxiliary().train()
     net.a.weight.requires_grad_(False)

@@ -83,7 +83,9 @@ class Axes:
     calls: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     """All operators that ran, each with its module."""
     unread: tuple[str, ...] = field(default=(), compare=False)
-    """Parameters that no operator reads in eval mode."""
+    """Parameters that no operator reads, in whatever mode."""
+    elsewhere: tuple[str, ...] = field(default=(), compare=False)
+    """Parameters that are read in training mode alone, or for other numbers than the example's."""
     idle: tuple[str, ...] = field(default=(), compare=False)
     """Parameters that get no gradient in the network as it was given."""
     silent: tuple[str, ...] = ()
@@ -191,12 +193,15 @@ def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, .
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
     try:
-        try:
-            return watch(hollow(net).eval(), example.to("meta"))
-        except (RuntimeError, NotImplementedError, TypeError):
-            if any(p.is_meta for p in net.parameters()):
-                raise
-            return watch(copy.deepcopy(net).eval(), example)
+        for device in ("cpu", "meta"):  # where tensors are that the code makes with no word of a device
+            try:
+                with torch.device(device):
+                    return watch(hollow(net).eval(), example.to("meta"))
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                failed = error
+        if any(p.is_meta for p in net.parameters()):
+            raise failed
+        return watch(copy.deepcopy(net).eval(), example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
@@ -290,6 +295,7 @@ class _Found:
             unfollowed=dict(self.unfollowed),
             calls=tuple(watcher.calls),
             unread=tuple(watcher.unread),
+            elsewhere=tuple(watcher.elsewhere),
             silent=tuple(name for name in watcher.silent if _fixed(tensors[name]) and _owner(name) not in kept),
         )
 

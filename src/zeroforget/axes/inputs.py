@@ -19,8 +19,8 @@ from torch.utils import _pytree
 class Batch:
     """The arguments of one call of a network, handled as if they were one tensor."""
 
-    def __init__(self, args: tuple[Any, ...], named: Mapping[str, Any] | None = None) -> None:
-        self.args, self.named = args, dict(named or {})
+    def __init__(self, args: tuple[Any, ...], named: Mapping[str, Any] | None = None, *, whole: bool = False) -> None:
+        self.args, self.named, self.whole = args, dict(named or {}), whole
 
     @staticmethod
     def of(example: Any) -> Batch:
@@ -36,7 +36,7 @@ class Batch:
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The same with every tensor changed."""
         args, named = _pytree.tree_map_only(Tensor, change, (self.args, self.named))
-        return Batch(args, named)
+        return Batch(args, named, whole=self.whole)
 
     @property
     def shape(self) -> torch.Size:
@@ -67,7 +67,7 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         """The first rows, where all tensors have as many; else all of it, for rows may name each other (a graph)."""
         of_rows = [t for t in self.tensors() if t.dim()]
-        if len({len(t) for t in of_rows}) != 1 or not all(t.dim() for t in self.tensors()):
+        if self.whole or len({len(t) for t in of_rows}) != 1 or not all(t.dim() for t in self.tensors()):
             return self
         return self.map(lambda t: t[rows])
 
@@ -138,6 +138,8 @@ def as_batch(net: nn.Module, example: Any) -> Batch:
     of any form."""
     if isinstance(example, Batch):
         return example
+    if isinstance(example, Tensor):
+        return Batch((example,))
     try:
         takes = inspect.signature(net.forward)
     except (TypeError, ValueError):  # it does not tell

@@ -27,7 +27,8 @@ from zeroforget.axes.trace import Arguments, Labels, Watcher, dimension, rule, t
     "__and__ __or__ zeros_like ones_like empty_like full_like rand_like randn_like fill zero requires_grad "
     "multiply subtract divide absolute negative positive float_power greater greater_equal less less_equal not_equal "
     "acos asin arccos arcsin arctan arctan2 arctanh atanh asinh acosh sinc hypot xlogy copysign sgn logaddexp isinf "
-    "fix special_expit special_erf heaviside fmax fmin deg2rad uniform normal exponential"
+    "fix special_expit special_erf heaviside fmax fmin deg2rad uniform normal exponential "
+    "real imag polar angle resolve_conj resolve_neg conj _conj"
 )
 def _elementwise(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Dimensions that meet are the same; those of size 1 are broadcast."""
@@ -222,6 +223,37 @@ def _matmul(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels
     return [out]
 
 
+@rule("mv")
+def _vector(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """A sum over features, each with its own number."""
+    (rows, features), (own,) = w.of(given["self"]), w.of(given["vec"])
+    if w.is_weight(given["self"]) or w.is_weight(given["vec"]):
+        raise Clash("a product with a vector")
+    unify(features, own)
+    w.couple([features])
+    return [(rows,)]
+
+
+@rule("tensordot")
+def _contraction(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """Some dimensions of one operand meet some of the other, and are summed over."""
+    if w.is_weight(given["self"]):
+        raise Clash("a weight on the left")
+    a, b = w.of(given["self"]), w.of(given["other"])
+    left = [dimension(d, len(a)) for d in given["dims_self"]]
+    right = [dimension(d, len(b)) for d in given["dims_other"]]
+    for i, j in zip(left, right, strict=True):
+        unify(a[i], b[j])
+    free = [term for j, term in enumerate(b) if j not in right]
+    if not w.is_weight(given["other"]):
+        w.couple(a[i] for i in left)
+    elif len(free) == 1:
+        w.writes(given["other"], free[0], outs[0])
+    else:
+        raise Clash("a weight that writes several dimensions")
+    return [(*(term for i, term in enumerate(a) if i not in left), *free)]
+
+
 def _broadcast(a: Labels, b: Labels) -> list[Term]:
     longer, shorter = (list(a), list(b)) if len(a) >= len(b) else (list(b), list(a))
     for i, term in enumerate(shorter, start=len(longer) - len(shorter)):
@@ -359,7 +391,7 @@ def _padding(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Label
 @rule(
     "mean sum nansum prod amax amin max min var std var_mean std_mean logsumexp norm linalg_vector_norm linalg_norm "
     "argmax argmin aminmax nanmean count_nonzero "
-    "median any all"
+    "median nanmedian any all"
 )
 def _reduction(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     if isinstance(given.get("other"), Tensor):

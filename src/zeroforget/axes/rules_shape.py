@@ -12,7 +12,10 @@ from zeroforget.axes.labels import Axis, Clash, Prod, Term, axes, cut, product, 
 from zeroforget.axes.trace import Arguments, Labels, Watcher, dimension, rule
 
 
-@rule("view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as")
+@rule(
+    "view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as ravel atleast_1d atleast_2d "
+    "atleast_3d"
+)
 def _view(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """Regroup factors in row-major order; a factor wider than what is asked for is split."""
     factors: list[Term] = []
@@ -88,6 +91,8 @@ def _expand(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels
     new = list(w.of(given["other"]) if "other" in given else shape)
     if (heads := w.heads) is not None and len(new) == 4 and old[1] == 1 and new[1] == size(heads):
         new[1] = heads  # a mask for each of torch's own heads
+    if not given["self"].is_floating_point():  # places, the same for all features that they will meet
+        new = [Axis(n) if isinstance(n, int) and n > 1 else n for n in new]
     return [tuple(term if size(term) == size(n) else n for term, n in zip(old, new, strict=True))]
 
 
@@ -133,6 +138,22 @@ def _put_along(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Lab
                 else:
                     unify(a, b)
     w.still(x[dim])
+    return [x]
+
+
+@rule("index_put _index_put_impl")
+def _put_at(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
+    """Rows go to places along the first dimensions, which stay; the others meet."""
+    x, places = w.of(given["self"]), [p for p in given["indices"] if p is not None]
+    used = sum(p.dim() if p.dtype == torch.bool else 1 for p in places)
+    if len(places) != len(given["indices"]):
+        raise Clash("places along later dimensions")
+    w.still(*x[:used])
+    values = w.of(given["values"])
+    for term, value in zip(reversed(x[used:]), reversed(values), strict=False):
+        if size(value) == size(term):
+            unify(term, value)
+    w.still(*values[: max(0, len(values) - len(x) + used)])
     return [x]
 
 
@@ -203,7 +224,7 @@ def _interleave(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[La
     return [(*x[:dim], product([resolve(x[dim]), given["repeats"]]), *x[dim + 1 :])]
 
 
-@rule("roll flip cumsum cumprod sort argsort topk index_select gather take_along_dim tril triu unfold fft_fft")
+@rule("roll flip cumsum cumprod sort argsort topk index_select gather take_along_dim tril triu unfold fft_fft diff")
 def _along(w: Watcher, given: Arguments, outs: list[Tensor]) -> Sequence[Labels]:
     """The places along some dimensions matter: features there cannot be added to, those elsewhere can."""
     x = w.of(given["self"])

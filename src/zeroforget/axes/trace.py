@@ -19,6 +19,8 @@ Labels = tuple[Term, ...]
 Arguments = dict[str, Any]
 """An operator's arguments by name, those left out at their defaults."""
 Rule = Callable[["Watcher", Arguments, list[Tensor]], Sequence[Labels]]
+_ODD = (IndexError, KeyError, TypeError, ValueError, AttributeError, StopIteration)
+"""What a rule raises that meets arguments it was not written for."""
 RULES: dict[str, Rule] = {}
 """Operator → how its outputs' labels follow from its arguments; `rules_math.py` and `rules_shape.py` fill it."""
 
@@ -71,7 +73,9 @@ class Watcher(TorchDispatchMode):
         self.calls: list[tuple[str, str]] = []
         """All operators in the order they ran, each with the module it ran in."""
         self.unread: list[str] = []
-        """Parameters that took no part in the answer."""
+        """Parameters that took no part in any answer."""
+        self.elsewhere: list[str] = []
+        """Those that did in training mode alone, or for other numbers."""
         self.rewritten: list[str] = []
         """Parameters that the network's own code writes into."""
         self.paths: list[str] = [""]
@@ -296,11 +300,12 @@ class Watcher(TorchDispatchMode):
                 self._give(tensor, label)
             for label in (*ins, *labels):
                 self._note(label)
-        except Clash as clash:
+        except (Clash, *_ODD) as clash:
             terms = [term for label in ins for term in label]
             for tensor in filter(self.is_parameter, tensors(given.values())):
                 self._blame(tensor)
-            self.problems.append(Problem(operator, self.paths[-1], tuple(terms), str(clash)))
+            why = str(clash) if isinstance(clash, Clash) else "arguments that its rule does not know"
+            self.problems.append(Problem(operator, self.paths[-1], tuple(terms), why))
             for tensor in outs:
                 self._give(tensor, tuple(tensor.shape))
         return out
@@ -336,19 +341,30 @@ class Watcher(TorchDispatchMode):
         own = [(n, t) for n, t in self.named.items() if isinstance(t, nn.Parameter) and t.numel()]
         self.unread = [name for name, tensor in own if id(tensor) not in self._read]
 
-    def follow_training(self, net: nn.Module, example: Tensor) -> None:
-        """Run the network in training mode too: what it does there must fit the same features. Should it fail, that is
-        the last of the calls."""
-        calls = list(self.calls)
+    def follow_others(self, net: nn.Module, example: Any) -> None:
+        """Run the network in training mode and on other numbers too: branches that are taken only there must fit the
+        same features. Should training fail, that is the last of the calls."""
+        first, calls = self.unread, list(self.calls)
         net.train()
+        if not self._follows(net, example):
+            calls.append(("nothing in training mode", self.paths[-1]))
+            self.paths[1:] = []
+        net.eval()
+        self.find_unread()
+        if self.unread and example.is_floating_point() and example.device.type != "meta":
+            for factor in (-1.0, 100.0, -100.0, 0.0):
+                if not self._follows(net, example * factor):
+                    self.paths[1:] = []
+            self.find_unread()
+        self.elsewhere = [name for name in first if name not in self.unread]
+        self.calls = calls
+
+    def _follows(self, net: nn.Module, example: Any) -> bool:
         try:
             net(example)
         except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError, AttributeError, AssertionError):
-            calls.append(("nothing in training mode", self.paths[-1]))
-            self.paths[1:] = []
-        finally:
-            net.eval()
-            self.calls = calls
+            return False
+        return True
 
     def answered(self, out: Tensor) -> Labels:
         """The labels of the network's answer."""
@@ -459,7 +475,7 @@ def watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, Labels]:
             labels = watcher.answered(out) if isinstance(out, Tensor) else ()
             watcher.find_unread()
             if watcher.unread:  # of which training may tell more
-                watcher.follow_training(net, example)
+                watcher.follow_others(net, example)
     finally:
         for handle in handles:
             handle.remove()

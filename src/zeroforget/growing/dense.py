@@ -187,7 +187,7 @@ def fingerprint(module: nn.Module) -> str:
     """The SHA-256 of every tensor in a module's state dict, with its name, type and shape; the same on every device."""
     out = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        plain = tensor.detach().cpu().contiguous()
+        plain = (tensor if tensor.layout == torch.strided else tensor.to_dense()).detach().cpu().contiguous()
         out.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
         out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return out.hexdigest()

@@ -98,7 +98,7 @@ def growing(
             check_start(net, axes, example, limits.plan(dict.fromkeys(axes.sizes, 0.0), none, start)[1])
     with torch.inference_mode(False):
         grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank, inside)
-    idle = {name.rpartition(".")[0] or name for name in axes.idle}
+    idle = {name.rpartition(".")[0] or name for name in axes.idle if name not in axes.elsewhere}
     unread = {name.rpartition(".")[0] or name for name in axes.unread}
     _notice(axes, [*keep, *idle])
     _warn_of_silent(axes, [*keep, *axes.idle])

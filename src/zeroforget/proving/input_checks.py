@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
-from zeroforget.axes.find import CannotGrow
-from zeroforget.axes.inputs import Batch, Pick, Unpack, as_batch, with_one_input_and_output
+from zeroforget.axes.find import CannotGrow, two_rows
+from zeroforget.axes.inputs import Batch, Pick, Unpack, as_batch, unpacks, with_one_input_and_output
 from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
 from zeroforget.axes.trace import in_eval, unchanged
 from zeroforget.growing.user_buffers import joined
@@ -183,6 +184,8 @@ def unused(net: nn.Module, example: Tensor) -> list[str]:
         names, parameters = zip(*((n, p) for n, p in net.named_parameters() if p.requires_grad), strict=True)
         with torch.enable_grad(), unchanged(net):
             out = net(example[:2])
+            if not out.requires_grad:  # all of it runs without gradients, so all learning is its heads'
+                return list(names)
             grads = torch.autograd.grad(out.float().sum(), parameters, allow_unused=True)
     except _ERRORS:  # the trials will say what is wrong
         return []
@@ -244,43 +247,90 @@ def one_input_and_output(net: nn.Module, example: Any, output: str | int | None)
     several = isinstance(net, nn.Module) and isinstance(example, (tuple, list, Mapping, Batch))
     given = as_batch(net, example) if several else example
     check_given(net, given)
+    if needs_all(net, given):
+        given, several = as_batch(net, given), True
+        given.whole = True
     return with_one_input_and_output(net, several=several, output=output), given
+
+
+def needs_all(net: nn.Module, example: Tensor | Batch) -> bool:
+    """Whether a network runs on the whole example, but not on two rows of it: its rows are the nodes of a graph."""
+    rows = two_rows(example)
+    if len(rows) == len(example) or _runs(copy.deepcopy(net), rows):
+        return False
+    return _runs(copy.deepcopy(net), example)
+
+
+def _runs(net: nn.Module, example: Tensor | Batch) -> bool:
+    """Whether a copy of a network runs; it may change as it does."""
+    batch = example if isinstance(example, Batch) and not unpacks(net) else Batch((example,))
+    try:
+        with torch.no_grad():
+            net.eval()(*batch.args, **batch.named)
+    except Exception:  # of which one is told when it matters
+        return False
+    return True
 
 
 @torch.no_grad()
 def refuse_training_state(net: nn.Module, x: Tensor) -> None:
-    """Raise CannotGrow if what training leaves in plain attributes changes the answers: it belongs to no task.
+    """Raise CannotGrow if training writes into parameters, or if what it leaves elsewhere than in buffers changes the
+    answers: that belongs to no task.
 
     A plain float alone is warned of when it has changed (`user_buffers.warn_if_moved`).
     """
     trained = copy.deepcopy(net)
+    with unchanged(net):
+        expected = net(x)
+    if not isinstance(expected, Tensor):  # of which one is told elsewhere
+        return
     try:
         with torch.random.fork_rng(devices=[]):
             trained.train()
-            for given in (x, x * 0.5 if x.is_floating_point() else x):
+            for given in (two_rows(x[:1]), x * 0.5 if x.is_floating_point() else x):  # not the input asked of below
                 trained(given)
     except Exception:  # it needs more than the example for that
         return
+    _refuse_written(net, trained)
     for path, module in net.named_modules():
         other = trained.get_submodule(path)
         other._buffers, other._parameters = copy.deepcopy(module._buffers), dict(module._parameters)
+        vars(other).update({n: v for n, v in vars(module).items() if type(vars(other).get(n)) is float})
     changed = _changed(trained, net)
-    if not changed or all(type(value) in (float, int) for _, value in changed):
-        return
     with in_eval(trained), unchanged(net):
-        expected = net(x)
+        again, repeats = net(x), net(x)
         try:
-            same = torch.equal(trained(x), expected)
+            answer = trained(x)
         except Exception:
-            same = False
-        repeats = torch.equal(torch.nan_to_num(net(x)), torch.nan_to_num(expected))
-    if not same and repeats:
+            answer = None
+    if not _equal(again, repeats):
+        return  # of which one is told elsewhere
+    if not _equal(again, expected):
+        raise CannotGrow(
+            "the network keeps what it saw in training outside of itself, in a global or a class, and its answers "
+            "depend on it: make it a tensor and a buffer (register_buffer) of the module"
+        )
+    if not _equal(answer, again) and changed:
         names = ", ".join(f"'{name}'" for name, _ in changed[:4])
         raise CannotGrow(
             f"the network keeps what it saw in training in {names}, and its answers depend on it, but a plain "
             "attribute belongs to no task and is not saved: make it a tensor and a buffer "
             "(register_buffer) that is written in training mode alone"
         )
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _refuse_written(net: nn.Module, trained: nn.Module) -> None:
+    for name, parameter in net.named_parameters():
+        if not torch.equal(parameter, trained.get_parameter(name)):
+            raise CannotGrow(
+                f"the network writes into its own parameter '{name}' in training mode, which is no step of an "
+                "optimizer and would not reach what is newborn: do so outside of it, or compute with what it would "
+                "become"
+            )
 
 
 def _changed(after: nn.Module, before: nn.Module) -> list[tuple[str, Any]]:
@@ -301,10 +351,10 @@ def _same(a: Any, b: Any, depth: int) -> bool:
         return bool(both and torch.equal(a, b))
     if type(a) is not type(b):
         return False
-    if isinstance(a, (list, tuple)):
+    if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and (depth > 3 or all(_same(x, y, depth + 1) for x, y in zip(a, b, strict=True)))
     if isinstance(a, dict):
         return a.keys() == b.keys() and (depth > 3 or all(_same(a[k], b[k], depth + 1) for k in a))
-    if isinstance(a, (int, float, str, bool, type(None))):
+    if isinstance(a, (int, float, str, bool, type(None), set, frozenset)):
         return bool(a == b)
     return depth > 3 or not hasattr(a, "__dict__") or isinstance(a, nn.Module) or _same(vars(a), vars(b), depth + 1)

@@ -36,6 +36,8 @@ class Failure:
     """All modules that are made of other features, if it runs."""
     other_code: bool = False
     """Whether it runs other operators there."""
+    widths: Mapping[str, int] | None = None
+    """The widths at which it does, if they are special."""
 
 
 @torch.enable_grad()
@@ -49,7 +51,7 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
     refuse_training_state(net, pair(example))
     care: Treatment = {}
     kept, given_up = list(keep), dict[str, str]()
-    shapes_tell = _runs(hollow(net).eval(), example.to("meta"))
+    shapes_tell = _runs(hollow(net).eval(), pair(example).to("meta"))
     subjects, held, idle = Subjects(net, example), fixed_buffers(net), tuple(unused(net, example))
     for _ in range(_TRIES):
         axes = find_axes(net, example, keep=kept, unknown="keep", care=care, held=held)
@@ -65,6 +67,8 @@ def proven_axes(net: nn.Module, example: Tensor, *, keep: Collection[str] = (), 
             failure = _try_numbers(subjects, axes, find, given_up, kept)
         if failure is None:
             break
+        if failure.widths and _give_up(axes, _culprit(net, axes, example, failure), kept, given_up):
+            continue
         if failure.why and not (
             shapes_tell
             and _care_of(net, failure, care) == Care.WHOLE
@@ -91,12 +95,15 @@ def _of_idle_layers(axes: Axes) -> list[str]:
 
 
 def _runs(net: nn.Module, x: Tensor) -> bool:
-    try:
-        with torch.no_grad():
-            net(x[:2])
-    except ERRORS:
-        return False
-    return True
+    """Whether a network without storage runs, what its code makes being on the CPU or without storage too."""
+    for device in ("cpu", "meta"):
+        try:
+            with torch.no_grad(), torch.device(device):
+                net(x)
+            return True
+        except ERRORS:
+            continue
+    return False
 
 
 # By shapes ------------------------------------------------------------------------------------------------------
@@ -136,14 +143,27 @@ def _try_shapes(
 def _try_equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Failure | None:
     """Where axes become as wide as each other, or as something fixed, the network must run the same operators."""
     for widths in _equal_widths(net, axes, example):
-        wide = reshaped(net, axes.tensors, axes.attributes, widths)
-        try:
-            calls = watched(wide, example)[0].calls
-        except ERRORS as error:
-            return Failure(where(wide, example.to("meta")[:2]), short(error))
-        if other := _other_call(axes, calls):
-            return other
+        if failure := _at(net, axes, example, widths):
+            return failure
     return None
+
+
+def _at(net: nn.Module, axes: Axes, example: Tensor, widths: Mapping[str, int]) -> Failure | None:
+    wide = reshaped(net, axes.tensors, axes.attributes, widths)
+    try:
+        other = _other_call(axes, watched(wide, example)[0].calls)
+    except ERRORS as error:
+        return Failure(where(wide, example.to("meta")[:2]), short(error))
+    return None if other is None else dataclasses.replace(other, widths=widths)
+
+
+def _culprit(net: nn.Module, axes: Axes, example: Tensor, failure: Failure) -> dict[str, str]:
+    """An axis without whose growth the network runs the same operators at these widths."""
+    assert failure.widths is not None
+    for axis, size in axes.sizes.items():
+        if _at(net, axes, example, {**failure.widths, axis: size}) is None:
+            return {axis: _reason(failure)}
+    return {}
 
 
 def check_start(net: nn.Module, axes: Axes, example: Tensor, widths: Mapping[str, int]) -> None:
@@ -159,8 +179,8 @@ def check_start(net: nn.Module, axes: Axes, example: Tensor, widths: Mapping[str
 
 
 def _equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Iterator[dict[str, int]]:
-    """All axes as wide as the widest; each as wide as the next wider thing, then the one after that; and as the next
-    narrower one, for a first task may start with a part."""
+    """All axes as wide as the widest; each as wide as the next wider thing, then the one after that; as the next
+    narrower one, for a first task may start with a part; and several times as wide, a multiple of 16."""
     if not axes.sizes:
         return
     widest = max(axes.sizes.values())
@@ -173,6 +193,7 @@ def _equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Iterator[dict[
             for axis, size in axes.sizes.items()
         }
     yield {axis: max((s for s in sizes if 1 < s < size), default=size) for axis, size in axes.sizes.items()}
+    yield {axis: 16 * (size // 4 + 1) for axis, size in axes.sizes.items()}
 
 
 def _other_call(axes: Axes, calls: Sequence[tuple[str, str]]) -> Failure | None:

@@ -104,7 +104,7 @@ class _Search:
             if id(value) in self.given:
                 return "a tensor of the given network"
             return "a tensor that every copy would share" if shared and value.is_floating_point() else None
-        shared |= isinstance(value, (types.FunctionType, weakref.ref))
+        shared |= isinstance(value, (types.FunctionType, weakref.ref)) or hasattr(type(value), "cache_info")
         if isinstance(value, types.FunctionType) and (found := self._names(value)):
             return found
         return next(filter(None, (self.find(v, shared=shared) for v in _held(value))), None)
@@ -115,9 +115,11 @@ class _Search:
             if base.__module__.startswith(_LIBRARIES):
                 continue
             for value in vars(base).values():
-                function = getattr(value, "__func__", value)
-                if isinstance(function, types.FunctionType) and (found := self.find(function, shared=True)):
-                    return found
+                if isinstance(value, nn.Module) and self._learns(value):
+                    return f"the {type(value).__name__} of its class"
+                for function in _functions(value):
+                    if found := self.find(function, shared=True):
+                        return found
         return None
 
     def _names(self, function: types.FunctionType) -> str | None:
@@ -125,15 +127,37 @@ class _Search:
         for code in _codes(function.__code__):
             for name in code.co_names:
                 value = function.__globals__.get(name)
-                kind = type(value).__name__ if isinstance(value, nn.Module) else "tensor"
-                if self._learns(value) and _reads_global(code, name):
-                    return f"the {kind} '{name}'"
+                if self._learns(value):
+                    if _reads_global(code, name):
+                        return f"the {type(value).__name__ if isinstance(value, nn.Module) else 'tensor'} '{name}'"
+                elif (found := self._beside(value, function.__module__)) and _reads_global(code, name):
+                    return f"{found} by '{name}'"
         return None
+
+    def _beside(self, value: Any, module: str) -> str | None:
+        """What a global table, or a function or a class of the same file, leads to."""
+        if type(value) in (dict, list, tuple, set):
+            held = value.values() if type(value) is dict else value
+            learning = next((v for v in held if self._learns(v)), None)
+        elif isinstance(value, type) and value.__module__ == module and not issubclass(value, nn.Module):
+            learning = next((v for v in vars(value).values() if self._learns(v)), None)
+        elif isinstance(value, types.FunctionType) and value.__module__ == module:
+            return self.find(value, shared=True)
+        else:
+            return None
+        return None if learning is None else f"the {type(learning).__name__}"
 
     def _learns(self, value: Any) -> bool:
         if isinstance(value, nn.Module):
             return id(value) not in self.own and any(True for _ in value.parameters())
         return isinstance(value, Tensor) and (value.requires_grad or id(value) in self.given)
+
+
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    """The functions behind a name of a class: a method, a property."""
+    for one in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func", "__wrapped__"))):
+        if isinstance(one, types.FunctionType):
+            yield one
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -160,6 +184,8 @@ def _held(value: Any) -> list[Any]:
         return [value()]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+        return [wrapped]  # a function with a memory
     if isinstance(value, Mapping):
         return [*value.values()]
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -104,7 +104,8 @@ def _slim(net: nn.Module, axes: Axes, x: Tensor, find: Find) -> Subject | None:
         if again.tensors != axes.tensors or dict(again.sizes) != widths or again.output != axes.output:
             return None
         subject = _shaken(slim, dataclasses.replace(axes, sizes=widths), x, torch.float64, 1e-9)
-        return subject if subject.expected.dtype == torch.float64 else None
+        exact = subject.expected.dtype == torch.float64 and bool(subject.expected.isfinite().all())
+        return subject if exact else None
     except ERRORS:
         return None
 
@@ -116,7 +117,7 @@ def _exact(net: nn.Module, x: Tensor) -> Subject:
             exact = _shaken(copy.deepcopy(net).to(kind), None, x, kind, tolerance)
         except RuntimeError:
             continue
-        if exact.expected.dtype == kind:
+        if exact.expected.dtype == kind and bool(exact.expected.isfinite().all()):
             return exact
     return _shaken(copy.deepcopy(net), None, x, None, 1e-4)
 
