@@ -36,8 +36,8 @@ Only the start of a later task is not the very function of the one before.
 ## What a network should be like
 
 - In eval mode it draws no random numbers, and runs the same code for every input and width. A branch for training is
-  followed. A branch that the example does not reach is named in a warning. Code that asks for a width
-  (`if h.shape == x.shape`) is noticed at several trial widths.
+  followed, and so is one that the example's numbers take when they change sign or size. Any other branch is named in a
+  warning. Code that asks for a width (`if h.shape == x.shape`) is noticed at several trial widths.
 - Copies of it stand alone. Hooks, closures, weak references and global names that lead to the given network are
   refused. So are locks, files and whatever else cannot be copied.
 - It does not write into its parameters when it is asked (`nn.Embedding(max_norm=...)`). State that training changes is
@@ -66,13 +66,13 @@ With `unknown="keep"` the first group is left at its width and the rest grows. T
 | pooling over features | they are neighbours there |
 | experts that a router chooses among (Mixtral) | their number is written into the code |
 | sizes read from an object that is not a module (`self.config.n_head`) | they cannot be told from other numbers |
-| `as_strided`, sparse products, a product with a vector | an operator without a rule |
+| `as_strided`, sparse products, a weight times a vector | an operator without a rule |
 
 | refused | why |
 |---|---|
 | hooks, closures, weak references and globals that lead to the given network | every copy would go on reading it |
 | locks, open files, generators as attributes | they cannot be copied |
-| `nn.Embedding(max_norm=...)`, code that writes into its own parameters | old answers would change |
+| `nn.Embedding(max_norm=...)`, code that writes into its own parameters, in whatever mode | old answers would change |
 | `sparse=True` embeddings | a sparse gradient cannot be cut |
 | float16 parameters | steps and statistics round to zero |
 | hooks that write weights (`torch.nn.utils.weight_norm`, pruning) | use `torch.nn.utils.parametrizations`, or make them final |

@@ -81,6 +81,8 @@ def test_an_answer_of_several_parts_asks_which_one_is_meant() -> None:
         grow(Encoder(), WORDS)
     with pytest.raises(ValueError, match=r"tuple with 0 of shape \(2, 7, 8\), 1 of shape \(2, 5\)"):
         grow(Encoder("pair"), {"input_ids": WORDS})
+    with pytest.raises(ValueError, match=r"the answer has no part 'scores': it is OrderedDict with 'words'"):
+        grow(Encoder(), WORDS, output="scores")
 
 
 def test_a_dictionary_that_is_one_argument() -> None:

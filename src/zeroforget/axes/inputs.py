@@ -102,9 +102,12 @@ class Pick:
     def __call__(self, _module: nn.Module, _args: Any, out: Any) -> Any:
         if isinstance(out, Tensor):
             return out
-        if isinstance(self.name, int) or isinstance(out, Mapping):
-            return out[self.name]
-        return getattr(out, self.name)
+        try:
+            if isinstance(self.name, int) or isinstance(out, Mapping):
+                return out[self.name]
+            return getattr(out, self.name)
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
+            raise ValueError(f"the answer has no part {self.name!r}: it is {choices(out)}") from error
 
 
 def with_one_input_and_output(net: nn.Module, *, several: bool, output: str | int | None) -> nn.Module:
