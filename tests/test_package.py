@@ -291,6 +291,14 @@ def test_the_page_of_architectures_comes_from_the_committed_results(tmp_path: Pa
     assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "architectures.md").read_text()
 
 
+def test_files_that_the_page_of_internals_names_are_there() -> None:
+    text = (ROOT / "docs" / "internals.md").read_text()
+    named = re.findall(r"`([\w/.-]+\.(?:py|toml))`(?!, new)", text)
+    assert len(named) > 20
+    for name in named:
+        assert (SOURCE / name).exists() or [*SOURCE.glob(f"*/{name}")], f"docs/internals.md names {name}"
+
+
 def test_links_between_our_pages_lead_somewhere(tmp_path: Path) -> None:
     writer = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     writer["write"](tmp_path / "generated")  # pages that are made with the site and lie in no checkout

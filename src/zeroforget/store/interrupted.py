@@ -97,7 +97,7 @@ def _fresh(place: Path) -> Path:
 
 def _difference(before: dict[str, Any], plan: dict[str, Any]) -> str:
     """In what an interrupted training differs from the one to begin, in words."""
-    if before.keys() != plan.keys():
+    if before.keys() != plan.keys() or "None" in before["options"].values():  # so defaults were written once
         return "another version of zeroforget began it, or its plan is damaged"
     if before["task"] != plan["task"]:
         return f"it was of task '{before['task']}'"
