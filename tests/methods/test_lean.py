@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from tests.methods import helpers
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.lean import Lean
 from zeroforget.proving.grow import grow
+from zeroforget.training import Regime
 
 
 def lean(name: str = "lean", **options: object) -> Lean:
@@ -145,3 +148,26 @@ def test_structure_is_replayed_with_its_ranks() -> None:
     again.drop_task()
     again.add_task(TaskSpec("other", 2))
     assert set(again.net.ranks().values()) == {5}
+
+
+@pytest.mark.parametrize("pairs", [(), ((0.1, 2), (0.25, 0))])
+def test_a_rate_of_its_own_is_adams_for_every_task(
+    pairs: tuple[tuple[float, float], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen = Regime.make_optimizer, list[tuple[str, float]]()
+
+    def noted(regime: Regime, *given: Any, **more: Any) -> torch.optim.Optimizer:
+        seen.append((regime.optimizer, regime.lr))
+        return made(regime, *given, **more)
+
+    monkeypatch.setattr(Regime, "make_optimizer", noted)
+    method = lean(rank=3, lr=0.003, pairs=pairs)
+    for task in helpers.tasks()[:2]:
+        helpers.learn(method, task, regime=Regime(epochs=1))
+    assert set(seen) == {("adam", 0.003)}
+    assert len(seen) == 1 + max(1, len(pairs))
+
+
+def test_a_rate_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        lean(lr=0.0)

@@ -52,6 +52,13 @@ def finite(low: float = -math.inf, **options: float) -> None:
             raise ValueError(f"{name} must be {least}finite, not {value}")
 
 
+def adams_rate(lr: float | None) -> float | None:
+    """A learning rate for Adam in the place of the regime's optimizer; None: the regime's."""
+    if lr is not None and not 0 < lr < math.inf:
+        raise ValueError(f"lr is Adam's learning rate, so above 0 (or None for the regime's optimizer), not {lr}")
+    return lr
+
+
 def learn_only(given: Iterable[nn.Parameter], learning: Iterable[nn.Parameter]) -> None:
     """Of the parameters given, those that learn get gradients; for the others none is even computed."""
     chosen = {id(parameter) for parameter in learning}

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from zeroforget.data import Task
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import as_rank
-from zeroforget.methods.base import TaskSpec
+from zeroforget.methods.base import TaskSpec, adams_rate
 from zeroforget.methods.tfm import Candidate, Tfm
-from zeroforget.training import Fit, FitLog
+from zeroforget.training import Fit, FitLog, Regime
 
 
 class Lean(Tfm):
@@ -30,6 +30,8 @@ class Lean(Tfm):
             the best wins.
         budget: bytes that each later task may add: tries all of it as growth, all as rank, and half of it as each, and
             keeps the most accurate.
+        lr: Adam's learning rate for every task; None: the regime's optimizer and rate. Thin steps may want another rate
+            than whole weights do.
     """
 
     name = "lean"
@@ -51,6 +53,7 @@ class Lean(Tfm):
         aim: int = 256,
         pairs: Sequence[Sequence[float]] = (),
         budget: int | None = None,
+        lr: float | None = None,
         **tfm: Any,
     ) -> None:
         if aim < 0:
@@ -69,6 +72,7 @@ class Lean(Tfm):
         self.aim = aim
         self.pairs = [(float(pair[0]), as_rank(pair[1])) for pair in pairs]
         self.budget = budget
+        self.lr = adams_rate(lr)
         self._images: Tensor | None = None
 
     # Structure -------------------------------------------------------------------------------------------------
@@ -98,6 +102,10 @@ class Lean(Tfm):
         return float(self.net.added_bytes(*candidate))
 
     # Learning --------------------------------------------------------------------------------------------------
+
+    def changes(self, regime: Regime) -> dict[str, Any]:
+        """Adam, where a rate for it was given."""
+        return regime.with_adam(self.lr)
 
     def learn(self, task: Task, fit: Fit, past: Sequence[Task] = ()) -> FitLog:
         """As TFM does, with the task's own images to aim by."""

@@ -103,8 +103,7 @@ class Piggyback(Method):
         index = len(self.specs) - 1
         if not self._masked(index):
             return fit(self, task, index)
-        floor = fit.regime.min_lr * self.lr / fit.regime.lr
-        return fit(self, task, index, optimizer="adam", options={}, lr=self.lr, min_lr=floor)
+        return fit(self, task, index, **fit.regime.with_adam(self.lr))
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """The backbone while it is learned; afterwards real masks, normalization and the head."""

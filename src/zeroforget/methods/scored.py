@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from zeroforget.data import Task
-from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
+from zeroforget.methods.base import Method, Overhead, TaskSpec, adams_rate, bits, learn_only
 from zeroforget.methods.bitmasks import BitMasks, maskable
 from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
 from zeroforget.training import Fit, FitLog
@@ -31,9 +30,7 @@ class Scored(Method):
 
     def __init__(self, net: nn.Module, example: Tensor, *, lr: float | None) -> None:
         super().__init__(net, example)
-        if lr is not None and not 0 < lr < math.inf:
-            raise ValueError(f"lr is Adam's learning rate, so above 0 (or None for the regime's optimizer), not {lr}")
-        self.lr = lr
+        self.lr = adams_rate(lr)
         self.masks = BitMasks(maskable(net))
         self.norms = TaskNorms(net)
         self.scores = nn.ParameterList([torch.empty_like(self._weight(name)) for name in self.masks.shapes])
@@ -87,11 +84,7 @@ class Scored(Method):
 
     def train_task(self, task: Task, fit: Fit) -> FitLog:
         """With Adam, unless the regime's own optimizer is wanted."""
-        changes: dict[str, Any] = {}
-        if self.lr is not None:
-            floor = fit.regime.min_lr * self.lr / fit.regime.lr
-            changes = {"optimizer": "adam", "options": {}, "lr": self.lr, "min_lr": floor}
-        return fit(self, task, len(self.specs) - 1, **changes)
+        return fit(self, task, len(self.specs) - 1, **fit.regime.with_adam(self.lr))
 
     def end_task(self, task: Task, fit: Fit) -> None:
         """Keep the bits and the normalization."""

@@ -189,7 +189,8 @@ class Tfm(Method):
         def next_ones(logs: list[FitLog]) -> list[int]:
             return turns([standing(log, len(task.val)) for log in logs], self.margin)
 
-        logs = fit.race(trials, task, len(self.specs), next_ones if self.prune and len(trials) > 1 else None)
+        order = next_ones if self.prune and len(trials) > 1 else None
+        logs = fit.race(trials, task, len(self.specs), order, **self.changes(fit.regime))
         ended = [i for i, log in enumerate(logs) if log.stopped != UNFINISHED]
         sound = [i for i in ended if math.isfinite(logs[i].val_accuracy)]
         if not sound:
@@ -225,7 +226,7 @@ class Tfm(Method):
         unlearned = None if self.specs else copy.deepcopy(self.net)  # a first task cannot be dropped
         self._add(spec, *candidate)
         try:
-            log = fit(self, task, len(self.specs) - 1)
+            log = fit(self, task, len(self.specs) - 1, **self.changes(fit.regime))
             if not math.isfinite(log.val_accuracy):
                 raise _never_finite(task, fit)
         except BaseException:
@@ -236,6 +237,10 @@ class Tfm(Method):
             raise
         log.notes |= _noted(candidate)
         return log
+
+    def changes(self, regime: Regime) -> dict[str, Any]:
+        """What is to be otherwise than the regime has it."""
+        return {}
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """What is born with the newest task."""

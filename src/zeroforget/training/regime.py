@@ -173,6 +173,12 @@ class Regime:
                 f"there is no '{self.device}': torch sees {torch.cuda.device_count()} of them, from cuda:0 on"
             )
 
+    def with_adam(self, lr: float | None) -> dict[str, Any]:
+        """What is to be changed for Adam at this rate, its bound in proportion; nothing for None."""
+        if lr is None:
+            return {}
+        return {"optimizer": "adam", "options": {}, "lr": lr, "min_lr": self.min_lr * lr / self.lr}
+
     def _check_optimizer(self) -> None:
         name = self.optimizer.lower()
         if name in _UNFIT:
