@@ -327,6 +327,14 @@ def test_a_flipped_byte_is_noticed_named_and_not_used(photos: Path, tmp_path: Pa
     assert len(entries(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("name", ["images.npy", "about.json"])
+def test_a_pipe_in_an_entry_is_damage_and_nothing_waits_for_it(photos: Path, tmp_path: Path, name: str) -> None:
+    first = load_folder(photos, 32).images.clone()
+    (entries(tmp_path)[0] / name).unlink()
+    os.mkfifo(entries(tmp_path)[0] / name)
+    assert torch.equal(load_folder(photos, 32).images, first)
+
+
 def test_an_entry_that_was_written_without_a_checksum_is_used(photos: Path, tmp_path: Path) -> None:
     load_folder(photos, 32)
     about = entries(tmp_path)[0] / "about.json"

@@ -81,6 +81,12 @@ def test_truncated_tensors_are_named(place: str, stopped: tuple[Experiment, Path
         run(experiment, out)
 
 
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
+    with pytest.raises(OSError, match=r"log\.jsonl is no regular file"):
+        Log(tmp_path / "log.jsonl")
+
+
 def test_lines_of_a_log_that_are_no_events_are_left_out(stopped: tuple[Experiment, Path], tmp_path: Path) -> None:
     experiment, out, folder = copied(stopped, tmp_path)
     with (folder / "log.jsonl").open("ab") as file:

@@ -23,7 +23,7 @@ from PIL import Image
 
 from tests.campaigns import SEED, many
 from tests.serving.helpers import Client, Running, memory, until
-from zeroforget.serving import Settings
+from zeroforget.serving import Server, Settings
 from zeroforget.serving.decoding import Decoders
 from zeroforget.serving.gate import new_key
 from zeroforget.serving.guard import OWN_FILES, SILENT_S, Guests, ask_for_files
@@ -275,12 +275,23 @@ def test_keys_open_the_server_are_taken_back_without_a_restart_and_have_a_rate(
 
 
 def test_files_without_keys_are_refused(trained: Path, tmp_path: Path) -> None:
-    from zeroforget.serving import Server, Settings
-
     for text in ("", "# none\n", "anna secret\n", f"anna {'0' * 64} 0\n"):
         (tmp_path / "keys").write_text(text)
         with pytest.raises(ValueError, match="keys"):
-            Server(trained, Settings(key_file=tmp_path / "keys")).app.build_middleware_stack()
+            Server(trained, Settings(key_file=tmp_path / "keys"))
+    (tmp_path / "keys").unlink()
+    os.mkfifo(tmp_path / "keys")
+    with pytest.raises(ValueError, match="it is not a file"):
+        Server(trained, Settings(key_file=tmp_path / "keys"))
+
+
+def test_a_key_is_added_on_a_line_of_its_own(tmp_path: Path) -> None:
+    """Also where whoever edited the file left the last line open."""
+    file = tmp_path / "keys"
+    new_key(file, "anna")
+    file.write_text(file.read_text().rstrip())
+    new_key(file, "ben")
+    assert [line.split()[0] for line in file.read_text().splitlines()] == ["anna", "ben"]
 
 
 def test_health_and_metrics_at_a_port_of_their_own(trained: Path, good: bytes) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,6 +142,48 @@ def test_an_old_state_that_is_played_again_is_noticed(
     refused(behind, tmp_path / "old.zfu", "before the newest that this model has received")
     assert behind.receive(tmp_path / "old.zfu", terms=Terms(older=True))
     assert verify(Folder(behind.path))
+
+
+def test_what_a_kill_kept_from_being_noted_is_noted_when_the_update_comes_again(
+    trusting: tuple[Model, Model], keys: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is in its place, and what it was signed with is not written down yet."""
+    ahead, behind = trusting
+    ahead.ship(tmp_path / "u.zfu", since="low", key=keys[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("zeroforget.store.update.write_trust", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            behind.receive(tmp_path / "u.zfu")
+    behind.refresh()
+    assert behind.head == ahead.head
+    assert behind.receive(tmp_path / "u.zfu") == ()
+    assert read_trust(behind.folder).head == ahead.head
+    (behind.path / "tasks" / "002-middle").rename(tmp_path / "away")
+    assert not verify(Folder(behind.path))
+
+
+def test_an_older_update_that_is_there_already_changes_nothing(
+    trusting: tuple[Model, Model], keys: tuple[Path, Path], data: Path, tmp_path: Path
+) -> None:
+    ahead, behind = trusting
+    ahead.ship(tmp_path / "old.zfu", since="low", key=keys[0])
+    learn_more(ahead, data, "high", epochs=1)
+    ahead.ship(tmp_path / "new.zfu", since="low", key=keys[0])
+    behind.receive(tmp_path / "new.zfu")
+    before = read_trust(behind.folder)
+    assert behind.receive(tmp_path / "old.zfu") == ()
+    assert read_trust(behind.folder) == before
+
+
+@pytest.mark.parametrize("kind", ["missing", "pipe"])
+def test_a_key_that_is_no_file_is_told_in_words(trained: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "k")
+    with pytest.raises(ModelError, match="holds no public key: it is") as told:
+        public_key(str(tmp_path / "k"))
+    assert "undo" not in str(told.value)
+    with pytest.raises(ModelError, match="is no private key: it is"):
+        open_model(trained).ship(tmp_path / "u.zfu", key=tmp_path / "k")
 
 
 def test_undo_is_no_rollback_and_the_same_update_may_come_again(

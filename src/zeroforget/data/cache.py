@@ -24,6 +24,7 @@ from zeroforget.data.places import cache_folder
 from zeroforget.files.atomic import place, sync_file
 from zeroforget.files.hashes import hash_of_file
 from zeroforget.files.locks import locked_if_possible
+from zeroforget.files.paths import read_regular
 
 FORMAT = 1
 SINCE_PLAIN = 3
@@ -60,7 +61,7 @@ def decoded(
 def _whole(entry: Path) -> bool:
     """Whether the images are those that were written; earlier versions wrote no checksum."""
     try:
-        about = json.loads((entry / "about.json").read_bytes())
+        about = json.loads(read_regular(entry / "about.json"))
         return about.get(SUM) in {None, hash_of_file(entry / "images.npy")}
     except (OSError, ValueError, AttributeError):
         return False

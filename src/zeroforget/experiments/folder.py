@@ -23,6 +23,7 @@ from zeroforget.experiments.data_facts import changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
 from zeroforget.files import leases, locks
+from zeroforget.files.paths import read_regular
 from zeroforget.methods import registry
 
 LOCKS = "ZEROFORGET_LOCKS"
@@ -218,7 +219,7 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen = {self._key(event) for event in read_log(path)}
-        if path.exists() and not path.read_bytes().endswith(b"\n"):
+        if path.exists() and not read_regular(path).endswith(b"\n"):
             self._append("\n")  # a kill cut the last line
 
     def write(self, event: str, **values: Any) -> None:
@@ -252,7 +253,7 @@ class Unwritten(Log):
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The events of a log; a line that holds none, as one that a kill cut short, is left out."""
     events: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    for line in read_regular(path).splitlines() if path.exists() else []:
         try:
             event = json.loads(line)
         except ValueError:

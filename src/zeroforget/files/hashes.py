@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from zeroforget.files.paths import open_regular
+
 _BLOCK = 2**22
 
 
@@ -17,7 +19,7 @@ def sha256(content: bytes) -> str:
 def hash_of_file(path: Path, algorithm: str = "sha256", told: Callable[[int], None] = lambda done: None) -> str:
     """Of a file, in hex, read block by block; `told` how many bytes are done."""
     digest, done = hashlib.new(algorithm, usedforsecurity=False), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             done += len(block)

@@ -32,6 +32,12 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file; NotRegular for a pipe, which might never end, or never begin."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def remove(path: Path) -> None:
     """Remove what lies at a path, if anything does: a folder with all in it, or a link, a pipe or a file by itself. To
     look into a link or a pipe as if it were a folder would leave it there, or wait for it."""

@@ -25,7 +25,7 @@ from zeroforget.serving import schemas
 from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
 from zeroforget.serving.decoding import Stopped
-from zeroforget.serving.gate import Gate
+from zeroforget.serving.gate import Gate, Keys
 from zeroforget.serving.guard import Guests
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
@@ -58,6 +58,8 @@ class Server:
 
     def __init__(self, path: str | Path, settings: Settings | None = None, together: Together | None = None) -> None:
         self.settings, self.together = settings or Settings(), together
+        file = self.settings.key_file
+        self.keys = None if file is None else Keys(file, together)
         self.metrics = Metrics()
         self.catalog = Catalog(
             as_path(path), poll_seconds=self.settings.poll_seconds, verify_seconds=self.settings.verify_seconds,
@@ -105,7 +107,7 @@ class Server:
         app.get("/health", response_model=schemas.Health, responses={503: {"model": schemas.Health}})(self.health)
         app.get("/metrics", response_class=PlainTextResponse)(self.prometheus)
         app.get("/", response_class=HTMLResponse, include_in_schema=False)(self.home)
-        app.add_middleware(Gate, settings=self.settings, together=self.together)
+        app.add_middleware(Gate, settings=self.settings, keys=self.keys)
         app.add_middleware(Counted, metrics=self.metrics)
         app.exception_handler(AnyHTTPException)(_refused)
         app.exception_handler(RequestValidationError)(_wrong_parameter)

@@ -36,9 +36,8 @@ _LOOK_SECONDS = 1.0
 class Gate:
     """Middleware that refuses whoever may not ask, before anything of the request is read."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, together: Together | None = None) -> None:
-        self.app, self.settings = app, settings
-        self.keys = None if settings.key_file is None else Keys(settings.key_file, together)
+    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys | None = None) -> None:
+        self.app, self.settings, self.keys = app, settings, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may be asked."""
@@ -211,8 +210,9 @@ def new_key(path: Path, name: str, rate: float | None = None) -> str:
         held = _read(path)
         if name in {holder.name for holder in held.values()}:
             raise ValueError(f"{path} holds a key of '{name}' already; take its line out first")
+        whole = read_bytes(path, _MOST_BYTES).endswith(b"\n")  # a file that people edit may end without one
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+            file.write(f"{line}\n" if whole else f"\n{line}\n")
     else:
         write_new(path, f"{line}\n".encode())
     return key

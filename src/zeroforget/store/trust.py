@@ -16,8 +16,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from zeroforget.files import atomic
-from zeroforget.files.json_fields import Fields, sealed
+from zeroforget.files import atomic, json_fields
+from zeroforget.files.json_fields import FieldError, Fields, sealed
 from zeroforget.files.signs import has_hidden
 from zeroforget.store.errors import ModelError, damage_told
 from zeroforget.store.folder import Chain, Folder
@@ -100,7 +100,9 @@ def new_key(path: Path, name: str) -> Key:
 def public_key(text: str) -> Key:
     """A public key from its file."""
     try:
-        content = read_bytes(Path(text), _MOST_BYTES).decode()
+        content = json_fields.read_bytes(Path(text), _MOST_BYTES).decode()
+    except FieldError as error:
+        raise ModelError(f"{text} holds no public key: {error.why}") from None
     except UnicodeDecodeError:
         content = ""
     if (found := _LINE.fullmatch(content)) is None or has_hidden(found[1]):
@@ -112,7 +114,9 @@ def _private(path: Path) -> tuple[Ed25519PrivateKey, str]:
     """A private key, and its name from the file beside it."""
     word = os.environ.get(PASSPHRASE, "").encode() or None
     try:
-        private = serialization.load_pem_private_key(read_bytes(path, _MOST_BYTES), word)
+        private = serialization.load_pem_private_key(json_fields.read_bytes(path, _MOST_BYTES), word)
+    except FieldError as error:
+        raise ModelError(f"{path} is no private key: {error.why}") from None
     except TypeError as error:
         why = f"it is locked; set {PASSPHRASE}" if word is None else f"it is not locked; unset {PASSPHRASE}"
         raise ModelError(f"{path} cannot be used to sign: {why}") from error
@@ -230,8 +234,9 @@ def check_origin(trust: Trust, signature: Signature | None, chain: Chain, head: 
     return f"{path} is signed by {key.short} on {signature.signed[:19].replace('T', ' ')} UTC"
 
 
-def received(trust: Trust, signature: Signature | None, head: str) -> Trust:
-    """What a model has been brought to by an update."""
-    if signature is None or not trust.keys:
+def received(trust: Trust, signature: Signature | None, head: str, *, new: bool) -> Trust:
+    """What a model has been brought to by an update: a `new` one, or one that it had and that was signed later than all
+    it knows of, as after a kill between the last task and this note."""
+    if signature is None or not trust.keys or not (new or signature.signed > trust.signed):
         return trust
     return replace(trust, signed=max(signature.signed, trust.signed), head=head)

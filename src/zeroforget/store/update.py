@@ -221,9 +221,9 @@ def _receive(folder: Folder, path: Path, update: Update, terms: Terms, watch: Wa
         folder.create(text)
     for task, aside in more:  # every step leaves a whole model; if stopped between, receiving again goes on
         folder.commit(aside, task.folder)
-    if trust.keys and (more or trust != read_trust(folder)):
-        head = more[-1][0].hash if more else chain.head
-        write_trust(folder, received(trust, update.signature, head))
+    after = received(trust, update.signature, update.head, new=bool(more))
+    if after != read_trust(folder):
+        write_trust(folder, after)
     return tuple(task for task, _ in more)
 
 

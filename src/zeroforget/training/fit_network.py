@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from zeroforget.files import atomic
 from zeroforget.files.mistakes import nearest
-from zeroforget.files.paths import as_path
+from zeroforget.files.paths import NotRegular, as_path, read_regular
 from zeroforget.growing.growth import as_classes
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import Rank
@@ -225,9 +225,9 @@ def _keep_to(plan: dict[str, Any], folder: Path) -> None:
         atomic.write_new(file, json.dumps(plan).encode())
         return
     try:
-        begun = json.loads(file.read_bytes())
+        begun = json.loads(read_regular(file))
         differs = [key for key, value in plan.items() if begun[key] != value]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, NotRegular) as error:
         raise ValueError(f"{file} is damaged ({error}); remove {folder} to start over") from error
     if differs:
         what = "the tasks before it are others" if differs == ["before"] else f"{differs[0]} was {begun[differs[0]]!r}"
