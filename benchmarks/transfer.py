@@ -33,6 +33,7 @@ from benchmarks.transfer_contestants import (
     Growing,
     bytes_of_growth,
     fresh,
+    rank_within,
 )
 from benchmarks.transfer_lora import nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, resident, train
@@ -46,6 +47,10 @@ COMMAND = "python -m benchmarks.transfer --data-root DIR --device cuda --out res
 SHAPE = (3, 64, 64)
 PAD = 6
 """Crops are drawn from images padded by this many pixels."""
+
+
+SMALL = 0.011
+"""The smallest that contestants of equal bytes may cost, as a share of the network: half a megabyte of a ResNet-18."""
 
 
 @dataclass(frozen=True)
@@ -179,17 +184,25 @@ class Race:
     # Contestants -----------------------------------------------------------------------------------------------
 
     def contestants(self, classifier: Classifier, net: GrowingNetwork) -> Iterator[Contestant]:
-        """Adapters get the rank whose bytes are closest to what growing costs on average."""
+        """Those of equal bytes get the ranks whose bytes are closest to what growing costs on average, or to a small
+        share of the network."""
         yield Growing(net, 0.0)
         yield Growing(net, 0.05)
         yield Growing(net, 0.2)
+        tasks, classes = len(self.tasks), self.size.classes
+        with seeded("sizes", self.seed):
+            bytes_of = {f"growth {100 * g:g} %": bytes_of_growth(net, g, tasks, classes) for g in (0.05, 0.2)}
+            few = f"{100 * SMALL:g} % of the network"
+            bytes_of[few] = SMALL * nbytes(dict(classifier.state_dict()))
+            leaning = [
+                (growth, rank_within(net, growth, bytes_of[like], tasks, classes), like)
+                for growth, like in ((0.02, "growth 5 %"), (0.0, "growth 5 %"), (0.002, few), (0.0, few))
+            ]
+        for growth, rank, like in leaning:
+            yield Growing(net, growth, rank, like)
         yield Copying(classifier)
-        for growth in (0.05, 0.2):
-            with seeded("sizes", self.seed):
-                wanted = bytes_of_growth(net, growth, len(self.tasks), self.size.classes)
-            yield Adapting(
-                classifier, rank_near(classifier.features, self.size.classes, wanted), f"growth {100 * growth:g} %"
-            )
+        for like, wanted in bytes_of.items():
+            yield Adapting(classifier, rank_near(classifier.features, classes, wanted), like)
         yield FromScratch(classifier, SHAPE, self.size.width)
 
     def compete(self, contestant: Contestant) -> Iterator[dict[str, Any]]:
@@ -201,7 +214,7 @@ class Race:
         self.say(f"{contestant.name}: rate {rate:g} of {shown}")
         facts: dict[str, Any] = {"name": contestant.name, "rate": rate, "tasks": []}
         facts["trials"] = {f"{r:g}": trial["accuracy"] for r, trial in trials.items()}
-        if isinstance(contestant, Adapting):
+        if isinstance(contestant, Adapting | Growing) and contestant.rank:
             facts["rank"] = contestant.rank
         self.facts["contestants"].append(facts)
         for task in self.tasks:

@@ -67,16 +67,21 @@ class _Newest(nn.Module):
 
 
 class Growing:
-    """The adopted network grows by a share of its width for each task; 0 leaves normalization and head."""
+    """The adopted network grows by a share of its width for each task; 0 leaves normalization and head. With a rank,
+    what is old also leans towards the task."""
 
-    def __init__(self, net: GrowingNetwork, growth: float) -> None:
-        self.name = f"growth {100 * growth:g} %"
+    def __init__(self, net: GrowingNetwork, growth: float, rank: int = 0, like: str = "") -> None:
+        grown = f"growth {100 * growth:g} %" if growth or not rank else ""
+        leaning = f"rank births, bytes as {like}" if rank else ""
+        self.name = " and ".join(part for part in (grown, leaning) if part)
         self.net = copy.deepcopy(net)
         self.growth = growth
+        self.rank = rank
 
     def begin(self, task: Task) -> nn.Module:
         """Add the task; all that is a parameter now was born with it."""
-        self.net.add_task(task.name, len(task.classes), self.growth, quiet=True)
+        images = _looked_at(task) if self.rank else None
+        self.net.add_task(task.name, len(task.classes), self.growth, self.rank, images=images, quiet=True)
         return _Newest(self.net)
 
     def moving(self) -> dict[str, Tensor]:
@@ -99,6 +104,16 @@ class Growing:
     def first(self) -> nn.Module:
         """The adopted task's network as it is now."""
         return self.net.dense(0)
+
+
+def _looked_at(task: Task) -> Tensor:
+    """Some training images of a task, by which its rank births are aimed; always the same ones."""
+    order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(0))[:_AIM]
+    images, _ = task.train.batch(order.to(task.train.labels.device))
+    return task.prepare.test(images)
+
+
+_AIM = 256
 
 
 class Copying:
@@ -175,3 +190,11 @@ def bytes_of_growth(net: GrowingNetwork, growth: float, tasks: int, classes: int
         trial.net.add_task(f"trial {number}", classes, growth, quiet=True)
         sizes.append(trial.stored())
     return sum(sizes) / len(sizes)
+
+
+def rank_within(net: GrowingNetwork, growth: float, wanted: float, tasks: int, classes: int) -> int:
+    """The largest rank whose births, in two bytes a number, fit into so many bytes beside this growth; at least 1."""
+    left, rank = wanted - bytes_of_growth(net, growth, tasks, classes), 1
+    while 2 * net.rank_numbers(rank + 1) <= left and net.rank_numbers(rank + 1) > net.rank_numbers(rank):
+        rank += 1
+    return rank

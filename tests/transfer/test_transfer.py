@@ -13,7 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks import transfer, transfer_contestants, transfer_docs
-from benchmarks.transfer_contestants import Adapting, Classifier, Copying, FromScratch, Growing, bytes_of_growth, fresh
+from benchmarks.transfer_contestants import (
+    Adapting,
+    Classifier,
+    Copying,
+    FromScratch,
+    Growing,
+    bytes_of_growth,
+    fresh,
+    rank_within,
+)
 from benchmarks.transfer_lora import Adapted, LowRank, capped, nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, one_cycle, train
 from zeroforget.data import Preparation, Split, Task
@@ -110,6 +119,22 @@ def test_bytes_of_growth_are_those_of_the_tensors_that_a_task_trains_and_its_sta
     assert net.tasks == ("service",)
 
 
+@pytest.mark.parametrize("growth", [0.0, 0.2])
+def test_rank_births_are_as_large_as_fits_into_the_bytes(classifier: Classifier, growth: float) -> None:
+    net = adopt(classifier, torch.randn(2, *SHAPE), task="service")
+    wanted = bytes_of_growth(net, growth, 1, 3) + 1500
+    rank = rank_within(net, growth, wanted, 1, 3)
+    sizes = {}
+    for tried in (rank, rank + 1):
+        growing = Growing(net, growth, tried, "it")
+        growing.begin(made_up("two"))
+        sizes[tried] = growing.stored()
+    powers = 4 * len(net.leaning())
+    assert rank > 1
+    assert sizes[rank] <= wanted + powers < sizes[rank + 1] + powers
+    assert rank_within(net, growth, 0.0, 1, 3) == 1
+
+
 def test_contestants_leave_the_first_task_alone_and_learn(
     classifier: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +147,7 @@ def test_contestants_leave_the_first_task_alone_and_learn(
     contestants: list[Any] = [
         Growing(net, 0.0),
         Growing(net, 0.2),
+        Growing(net, 0.1, 2, "growth 20 %"),
         Copying(classifier),
         Adapting(classifier, 2, "growth 20 %"),
     ]
@@ -182,13 +208,17 @@ def test_a_race_writes_down_what_it_found_and_the_page_shows_it(
     for _ in race.run():
         transfer.write(results, found)
         states += 1
-    assert states == 2 + 7 * 3
+    assert states == 2 + 12 * 3
     (run,) = json.loads(results.read_text())["runs"]
     assert run["adopted"]["equal"]
     assert all(task["first_equal"] for each in run["contestants"] for task in each["tasks"])
-    grown, adapted = run["contestants"][2], run["contestants"][5]
-    wanted = sum(task["bytes"] for task in grown["tasks"]) / 3
-    assert abs(adapted["tasks"][0]["bytes"] - wanted) < 0.3 * wanted
+    sizes = {each["name"]: sum(task["bytes"] for task in each["tasks"]) / 3 for each in run["contestants"]}
+    assert abs(sizes["adapters, bytes as growth 20 %"] - sizes["growth 20 %"]) < 0.3 * sizes["growth 20 %"]
+    leaning = "rank births, bytes as growth 5 %"
+    assert {leaning, f"growth 2 % and {leaning}", "growth 0.2 % and rank births, bytes as 1.1 % of the network"} < set(
+        sizes
+    )
+    assert all(("rank" in each) == ("bytes as" in each["name"]) for each in run["contestants"])
 
     page = tmp_path / "transfer.md"
     page.write_text("before\n\n<!-- transfer -->\nold\n<!-- end -->\n\nafter\n")
@@ -198,7 +228,7 @@ def test_a_race_writes_down_what_it_found_and_the_page_shows_it(
     assert text.endswith("<!-- end -->\n\nafter\n")
     assert "old" not in text
     rows = [line for line in text.splitlines() if line.startswith("| ") and "accuracy" not in line]
-    assert len(rows) == 7
+    assert len(rows) == 12
     assert rows[0].startswith("| growth 0 % | **")
     assert all(row.endswith("| yes |") for row in rows)
     assert len({row.count("|") for row in text.splitlines() if row.startswith("|")}) == 1
