@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 import zeroforget
+from tests.growing import test_rank_births
+from tests.proving.patterns import VisionTransformer
+from zeroforget.nets import build
 
 
 def table(width: int = 24) -> nn.Module:
@@ -40,3 +43,34 @@ def growing() -> nn.Module:
 def strings() -> str:
     """No network."""
     return "no"
+
+
+KINDS = {"vgg": "vgg16-tiny", "resnet": "resnet18", "transformer": "transformer"} | {
+    kind: kind for kind in ("depthwise", "attention")
+}
+"""Builders below, and the networks of `tests.growing.test_rank_births` that they give."""
+
+
+def vgg() -> nn.Module:
+    """A narrow VGG."""
+    return build("vgg16-tiny", (3, 16, 16), width=0.06)
+
+
+def resnet() -> nn.Module:
+    """A narrow ResNet, with batch norm."""
+    return build("resnet18", (3, 8, 8), width=0.12)
+
+
+def transformer() -> nn.Module:
+    """A small vision transformer."""
+    return VisionTransformer()
+
+
+def depthwise() -> nn.Module:
+    """Separable convolutions."""
+    return test_rank_births.depthwise()
+
+
+def attention() -> nn.Module:
+    """torch's own attention."""
+    return test_rank_births.Attending()
