@@ -24,7 +24,7 @@ class Growing(SupervisedTemplate):  # type: ignore[misc]
     model: zeroforget.GrowingNetwork
 
     def __init__(
-        self, net: zeroforget.GrowingNetwork, *, growth: float = 0.1, lr: float = 0.01, **options: Any
+        self, *, net: zeroforget.GrowingNetwork, growth: float = 0.1, lr: float = 0.01, **options: Any
     ) -> None:
         self.growth, self.lr = growth, lr
         nothing = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)  # made anew for each experience, below
@@ -58,7 +58,7 @@ def main() -> zeroforget.GrowingNetwork:
     benchmark = tensors_benchmark(train_tensors=tasks, test_tensors=tasks, task_labels=[0, 1])
     net = zeroforget.grow(nn.Sequential(nn.Linear(8, 64), nn.ReLU()), x[:4], start=0.5)
     told = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[])
-    strategy = Growing(net, growth=0.25, train_mb_size=32, train_epochs=5, evaluator=told)
+    strategy = Growing(net=net, growth=0.25, train_mb_size=32, train_epochs=5, evaluator=told)
     before: dict[str, str] = {}
     for experience in benchmark.train_stream:
         strategy.train(experience)

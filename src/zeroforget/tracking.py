@@ -10,6 +10,7 @@ import importlib
 from pathlib import Path
 from typing import Any, Protocol
 
+from zeroforget.files.imports import look_here
 from zeroforget.progress import Progress
 
 FIGURES = ("loss", "val_loss", "val_accuracy", "lr")
@@ -62,7 +63,8 @@ class TensorBoard:
 
 
 def tracker(name: str) -> Tracker:
-    """A module with the three calls, by its name: wandb, trackio or one of your own."""
+    """A module with the three calls, by its name: wandb, trackio or one of your own, maybe in the current folder."""
+    look_here()
     try:
         module: Any = importlib.import_module(name)
     except ImportError as error:

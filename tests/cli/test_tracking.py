@@ -16,6 +16,7 @@ from tests.store.helpers import write_digits
 from zeroforget.cli import app
 from zeroforget.store import open_model
 from zeroforget.store.card import card
+from zeroforget.tracking import tracker
 
 
 class Calls(ModuleType):
@@ -92,6 +93,16 @@ def test_a_module_without_the_three_calls_is_refused(tmp_path: Path) -> None:
     for module, why in (("json", "has no init and no log and no finish"), ("gone_x", "Install it")):
         words = ["learn", str(tmp_path / "m"), str(tmp_path), "--task", "a", "--log", module]
         assert why in str(CliRunner().invoke(app, words).exception)
+
+
+def test_a_module_with_the_three_calls_may_lie_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = "def init(**about): ...\n\n\ndef log(data): ...\n\n\ndef finish(): ...\n"
+    (tmp_path / "own_tracker_here.py").write_text(calls)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert tracker("own_tracker_here").__name__ == "own_tracker_here"  # type: ignore[attr-defined]
 
 
 def test_names_are_text_in_a_card(tmp_path: Path) -> None:

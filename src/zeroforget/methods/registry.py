@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeroforget.files.imports import look_here
 from zeroforget.files.mistakes import nearest
 from zeroforget.methods.base import Method
 
@@ -66,8 +67,7 @@ def imported(name: str, kind: str) -> Any:
     path, _, attribute = name.partition(":")
     if path.endswith(".py") or path.startswith(".") or "/" in path or "\\" in path:
         raise ValueError(f"cannot find '{name}': {_by_name(path, attribute)}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    look_here()
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
