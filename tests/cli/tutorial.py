@@ -1,4 +1,5 @@
-"""Runs the commands of docs/tutorial.md in a folder of their own; as a program, writes their real output into it.
+"""Runs the commands of docs/tutorial.md in a folder of their own; as a program, writes their real output into it, and
+what the tutorial's model answers over HTTP into docs/serving.md.
 
 python -m tests.cli.tutorial
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+SERVING = TUTORIAL.with_name("serving.md")
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
@@ -78,12 +81,31 @@ def _printed(command: str) -> str:
     return f"$ {command}\n" + "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
+def asked(text: str, model: str) -> str:
+    """A page whose lines with curl are followed by what a server of the model answers."""
+    command = [sys.executable, "-m", "zeroforget", "serve", model, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[-1]
+
+            def answer(match: re.Match[str]) -> str:
+                words = shlex.split(match[1].replace("http://127.0.0.1:8000/", address))
+                return f"$ {match[1]}\n{subprocess.check_output([*words, '--silent'], text=True)}\n"
+
+            return re.sub(r"^\$ (curl .*)\n.*\n", answer, text, flags=re.MULTILINE)
+        finally:
+            server.terminate()
+
+
 def main() -> None:
     """Replace the output of every command by what it prints now."""
     text = TUTORIAL.read_text()
     with workplace():
         new = _BLOCK.sub(lambda m: "```console\n" + "".join(_printed(c) for c, _ in sessions(m[0])[0]) + "```", text)
+        serving = asked(SERVING.read_text(), "phone")
     TUTORIAL.write_text(new)
+    SERVING.write_text(serving)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def test_every_path_and_every_refusal_is_listed(client: Client) -> None:
     listed = set(re.findall(r"^\| `(?:GET|POST) (/[a-z.]*)", TEXT, re.MULTILINE))
     assert listed == {*client.ask("/openapi.json").json["paths"], "/", "/openapi.json"}
     assert {int(status) for status in re.findall(r"^\| (4\d\d|5\d\d) \|", TEXT, re.MULTILINE)} == set(REFUSALS)
+
+
+def test_the_answer_that_is_shown_is_that_of_the_tutorials_model() -> None:
+    day = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+    shown = re.search(r'^\{"task":"odd","model":"(\w+)","classes":\[(.*)\]\}$', TEXT, re.MULTILINE)
+    assert shown is not None
+    assert f"model {shown[1]}\n" in day, "write both anew: python -m tests.cli.tutorial"
+    first, second = (json.loads(one) for one in re.findall(r"\{.*?\}", shown[2]))
+    percent = [f"{100 * one['probability']:.1f}" for one in (first, second)]
+    line = f"000.png  {first['class']}  {percent[0]} %  {second['class']} {percent[1]} %"
+    assert f"photos/odd/digit-7/{line}" in day
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
