@@ -47,14 +47,15 @@ def test_damage_is_noticed_when_the_page_says(garden: Path) -> None:
     usual, said = Settings(), " ".join(TEXT.split())
     assert (usual.poll_seconds, usual.verify_seconds) == (1, 3600)
     assert "looks at the folder every second (`--poll`)" in said
-    assert "any other file when the model is verified, which is at the start, after every change and every hour" in said
+    assert "any other file is noticed when the model is verified" in said
+    assert "is verified: at the start, after every change and every hour" in said
     served, low = Catalog(garden, poll_seconds=60, verify_seconds=60), garden / "tasks" / "001-low"
     for name in ("born.safetensors", "probe.safetensors"):
         (low / name).write_bytes(b"damaged")
         served.look()
         assert served.trouble is None
         assert not verify(served.folder, {}).holds
-    assert "its `task.json` is another is noticed at the next look" in said
+    assert "another `task.json` is noticed at the next look" in said
     (low / "task.json").write_text("damaged")
     served.look()
     assert "task.json is damaged" in str(served.trouble)
