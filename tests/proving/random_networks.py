@@ -22,7 +22,7 @@ class Layered(nn.Module):
         torch.manual_seed(seed)
         self.blocks = blocks
         self.parts = nn.ModuleList()
-        self.constant = torch.tensor(1.5)
+        self.constant, self.count = torch.tensor(1.5), 0
         width = FEATURES
         for kind, number in blocks:
             part, width = _MAKES[kind](width, number)
@@ -73,6 +73,14 @@ class Layered(nn.Module):
                 return x + part(x.detach()).detach()
             case "training":
                 return x + part(x) if self.training else x
+            case "counter":
+                self.count += self.training
+                return x * (1 + self.count) if number % 4 == 0 else x
+            case "threshold":
+                return x.tanh() if x.shape[-1] > 8 + number else x
+            case "recurrent":
+                states: Tensor = part(x if x.dim() == 3 else x[:, None])[0]
+                return states if x.dim() == 3 else states[:, 0]
         out: Tensor = part(x)
         return out
 
@@ -110,6 +118,26 @@ def _hooked(width: int, number: int) -> tuple[nn.Module, int]:
     return part, 3 + number
 
 
+class Centred(nn.Module):
+    """Takes off a running mean, which training moves."""
+
+    mean: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().flatten(0, -2).mean(0), 0.1)
+        return x - self.mean
+
+
+def _parametrized(width: int, number: int) -> tuple[nn.Module, int]:
+    norm = [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm][number % 2]
+    return norm(nn.Linear(width, 3 + number)), 3 + number
+
+
 def _idle(width: int, number: int) -> tuple[nn.Module, int]:
     return [nn.Identity(), nn.ReLU(), nn.Dropout(0.3), nn.Softplus()][number % 4], width
 
@@ -135,6 +163,11 @@ _MAKES: dict[str, Callable[[int, int], tuple[nn.Module, int]]] = {
     "places": lambda width, _: (nn.Identity(), width),
     "cut off": _square,
     "training": _square,
+    "counter": lambda width, _: (nn.Identity(), width),
+    "threshold": lambda width, _: (nn.Identity(), width),
+    "recurrent": lambda width, number: (nn.GRU(width, 3 + number, batch_first=True), 3 + number),
+    "running mean": lambda width, _: (Centred(width), width),
+    "parametrized": _parametrized,
 }
 
 blocks = st.lists(st.tuples(st.sampled_from(sorted(_MAKES)), st.integers(0, 7)), min_size=1, max_size=6)

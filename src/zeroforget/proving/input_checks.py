@@ -15,7 +15,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from zeroforget.axes.find import CannotGrow, two_rows
 from zeroforget.axes.inputs import Batch, Pick, Unpack, as_batch, unpacks, with_one_input_and_output
-from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES
+from zeroforget.axes.plain_modules import MODULE_ATTRIBUTES, hollow
 from zeroforget.axes.trace import in_eval, unchanged
 from zeroforget.growing.user_buffers import joined
 from zeroforget.proving.shared_objects import refuse_shared
@@ -177,18 +177,28 @@ def _items(value: Any) -> list[Any]:
 
 def unused(net: nn.Module, example: Tensor) -> list[str]:
     """The parameters that take no part in the answer to the example, in eval mode."""
+    try:  # gradients without storage tell as much
+        return _without_gradient(hollow(net).eval(), example[:2].to("meta"))
+    except _ERRORS:
+        pass
+    try:
+        with unchanged(net):
+            return _without_gradient(net, example[:2])
+    except _ERRORS:  # the trials will say what is wrong
+        return []
+
+
+def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
     asked = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
     try:
         for parameter, _ in asked:
             parameter.requires_grad_(parameter.is_floating_point())
         names, parameters = zip(*((n, p) for n, p in net.named_parameters() if p.requires_grad), strict=True)
-        with torch.enable_grad(), unchanged(net):
-            out = net(example[:2])
+        with torch.enable_grad():
+            out = net(x)
             if not out.requires_grad:  # all of it runs without gradients, so all learning is its heads'
                 return list(names)
             grads = torch.autograd.grad(out.float().sum(), parameters, allow_unused=True)
-    except _ERRORS:  # the trials will say what is wrong
-        return []
     finally:
         for parameter, learned in asked:
             parameter.requires_grad_(learned)
@@ -298,19 +308,20 @@ def refuse_training_state(net: nn.Module, x: Tensor) -> None:
         vars(other).update({n: v for n, v in vars(module).items() if type(vars(other).get(n)) is float})
     changed = _changed(trained, net)
     with in_eval(trained), unchanged(net):
-        again, repeats = net(x), net(x)
+        again = net(x)
         try:
-            answer = trained(x)
+            answer = trained(x) if changed else again
         except Exception:
             answer = None
-    if not _equal(again, repeats):
-        return  # of which one is told elsewhere
-    if not _equal(again, expected):
+        if _equal(again, expected) and _equal(answer, again):
+            return
+        repeats = _equal(net(x), again)  # else of that one is told elsewhere
+    if repeats and not _equal(again, expected):
         raise CannotGrow(
             "the network keeps what it saw in training outside of itself, in a global or a class, and its answers "
             "depend on it: make it a tensor and a buffer (register_buffer) of the module"
         )
-    if not _equal(answer, again) and changed:
+    if repeats:
         names = ", ".join(f"'{name}'" for name, _ in changed[:4])
         raise CannotGrow(
             f"the network keeps what it saw in training in {names}, and its answers depend on it, but a plain "
