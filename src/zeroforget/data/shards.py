@@ -224,9 +224,14 @@ class InShards(Images):
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
         """The images in these rows, decoded."""
+        out = torch.empty((len(rows), *self.shape[1:]), dtype=torch.uint8)
+        self.read(rows, out)
+        return out
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """Decode the images in these rows into a tensor."""
         chosen, known = rows.cpu().numpy(), self.index.rows
         shards, starts, sizes = (column[chosen].tolist() for column in (known.shard, known.start, known.size))
-        out = torch.empty((len(chosen), *self.shape[1:]), dtype=torch.uint8)
         for left in reversed(range(TRIES)):
             with self._store.paths(sorted(set(shards))) as paths:
                 items: list[Item] = [
@@ -235,7 +240,7 @@ class InShards(Images):
                 ]
                 damaged = decoders().fill(out.numpy(), items, self._manner)
                 if not damaged:
-                    return out
+                    return
                 if left == 0 or any(why != "is missing" for _, why in damaged):
                     raise DataError(self._said(items))
         raise AssertionError

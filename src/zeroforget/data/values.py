@@ -42,6 +42,10 @@ class Images(ABC):
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
         """The images in these rows, as a tensor."""
 
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """Write the images in these rows there."""
+        out.copy_(self.index_select(0, rows))
+
     @abstractmethod
     def shards(self, rows: Tensor | None) -> npt.NDArray[np.int32]:
         """In which file each of these lies: those of one file are best read at about the same time."""

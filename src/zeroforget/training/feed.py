@@ -171,6 +171,17 @@ class Sharded(Streamed):
 
     leg = LEG
 
+    def __init__(self, split: Split, device: torch.device, size: int) -> None:
+        super().__init__(split, device, size)
+        if device.type == "cpu":  # nobody reads a slot while it is written to, so there is nothing to bring over
+            self._images, self._labels = (
+                part.view(len(self._brought), -1, *part.shape[1:]) for part in (self._room, self.window.labels)
+            )
+
+    def _bring(self, slot: int, count: int) -> None:
+        if self._room.device.type != "cpu":
+            super()._bring(slot, count)
+
     def shuffled(self, draws: torch.Generator, sizes: list[int], processes: Processes) -> Tensor:
         """This process' part of an epoch's order: its own shards, where there are more than one window."""
         shards = torch.from_numpy(self._shards().astype("int64"))
@@ -189,6 +200,12 @@ class Sharded(Streamed):
         """As of any split; shards that are far away are fetched before they are needed."""
         self._images_there().expect(order if self.split.rows is None else self.split.rows[order])
         return super().batches(order, sizes)
+
+    def gather(self, index: Tensor, slot: int) -> None:
+        """Decoders write where the images are wanted."""
+        rows = index if self.split.rows is None else self.split.rows.index_select(0, index)
+        self._images_there().read(rows, self._images[slot, : len(index)])
+        self._labels[slot, : len(index)] = self.split.labels.index_select(0, index)
 
     def _images_there(self) -> Images:
         assert isinstance(self.split.images, Images)
