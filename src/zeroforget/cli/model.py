@@ -50,7 +50,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def learn_command(
     model: ModelPath,
     pictures: Annotated[
-        Path, typer.Argument(help="A folder that holds a folder of pictures for each class.", parser=as_path)
+        Path, typer.Argument(help="A folder that holds a folder of pictures for each class, or shards.", parser=as_path)
     ],
     task: Annotated[str, typer.Option("--task", "-t", help="What to call the task.")],
     *,

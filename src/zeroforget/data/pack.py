@@ -201,7 +201,7 @@ class _Packing:
         codes = () if isinstance(self.read, Pixels) else self.read.codes
         return Index(
             self.entry.name, self.read.classes, codes, shape[0], treatment, fixed, self.entry.prepare, shards,
-            Rows.of(columns), _left_out(found),
+            Rows.of(columns), _left_out(found), bool((self.read.test == set_apart(self.read.labels)).all()),
         )  # fmt: skip
 
 
@@ -256,13 +256,13 @@ def index_shards(
     if not rows:
         raise DataError(f"no tar file in {folder} holds a picture with its label ('key.jpg' and 'key.cls')")
     label, start, size_, shard, part = np.array(rows, np.int64).T
-    if "test" not in {PARTS[number] for number in parts}:
+    if drawn := "test" not in {PARTS[number] for number in parts}:
         part = np.where(set_apart(label), PARTS.index("test"), part)
     names = _names(classes, int(label.max()) + 1)
     columns = dict(zip(COLUMNS, (start, size_, label, shard, part), strict=True))
     index = Index(
         folder.resolve().name, names, (), 3, Treatment(size, fit="cover"), False, FLIPPED,
-        tuple(_shard(file, found[file]) for file in files), Rows.of(columns), _left_out(found),
+        tuple(_shard(file, found[file]) for file in files), Rows.of(columns), _left_out(found), drawn,
     )  # fmt: skip
     index.write(folder)
     return Packed(index, sum(shard.bytes for shard in index.shards))

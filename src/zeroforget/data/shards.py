@@ -66,6 +66,10 @@ class Rows:
             place += count * kind.itemsize
         return Rows(**columns)
 
+    def chosen(self, rows: npt.NDArray[Any]) -> Rows:
+        """Some of them."""
+        return Rows(*(getattr(self, name)[rows] for name in COLUMNS))
+
     def text(self) -> bytes:
         """Their file's bytes: column by column."""
         return b"".join(getattr(self, name).tobytes() for name in COLUMNS)
@@ -76,7 +80,7 @@ class Index:
     """What lies in a set of shards, and how its pictures are treated.
 
     `fixed`: the pictures were brought to their size when they were packed. `left_out`: pictures that could not be used,
-    and why.
+    and why. `drawn`: the test images are a share that was drawn, since the data name none.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Index:
     shards: tuple[Shard, ...]
     rows: Rows
     left_out: tuple[tuple[str, str], ...] = ()
+    drawn: bool = False
 
     def write(self, folder: Path) -> None:
         """Into the folder of the shards; the index itself last."""
@@ -106,6 +111,7 @@ class Index:
             "treatment": fit | {"fixed": self.fixed},
             "prepare": asdict(self.prepare),
             "rows": sha256(text),
+            "drawn": self.drawn,
             "left_out": [list(each) for each in self.left_out],
             "shards": [asdict(shard) for shard in self.shards],
         }
@@ -165,8 +171,9 @@ def _index(address: str, fields: Fields) -> Index:
     _check(rows, shards, len(classes), fields)
     left_out = tuple((str(a), str(b)) for a, b in fields.any("left_out"))
     name, channels = fields.text("name"), fields.integer("channels", 1, 3)
+    drawn = fields.any("drawn") is True
     return Index(
-        name, classes, codes, channels, treatment, fixed, _prepare(prepared), shards, rows, left_out
+        name, classes, codes, channels, treatment, fixed, _prepare(prepared), shards, rows, left_out, drawn
     )  # fmt: skip
 
 
@@ -256,6 +263,12 @@ class InShards(Images):
         """In which shard each of these lies."""
         found = self.index.rows.shard
         return found if rows is None else found[rows.cpu().numpy()]
+
+    def identity(self, rows: Tensor) -> bytes:
+        """Of the shards' checksums and the places in them: nothing is decoded."""
+        known = self.index.rows.chosen(rows.numpy())
+        sums = repr([self.shape[1:], self.treatment, *(shard.sha256 for shard in self.index.shards)])
+        return bytes.fromhex(sha256(sums.encode() + known.shard.tobytes() + known.start.tobytes()))
 
     def expect(self, rows: Tensor) -> None:
         """Remote shards are fetched in this order, some before they are needed."""

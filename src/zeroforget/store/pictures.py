@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import stat
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -20,9 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zeroforget.data import DataError, Images, Preparation, Split, Task
+from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import MOST_PIXELS, TooLarge, covering, fitted, needs
 from zeroforget.data.readers.files import folders
 from zeroforget.data.readers.folder import ClassFiles, class_files
+from zeroforget.data.shards import INDEX, PARTS, Index, InShards, open_index
 from zeroforget.files.signs import has_hidden, visible
 from zeroforget.nets import Shape
 from zeroforget.store.errors import ModelError, TooManyPixels, Unreadable
@@ -97,6 +100,8 @@ def _mapped(size: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.ui
 SIDE, ALIKE, EVEN = 16, 2.5, 8.0
 """Of thumbnails: pixels of a side; two are near copies if their pixels differ by less than this (of 255, root mean
 square) and vary by more than this."""
+SAMPLE = 10_000
+"""So many images in shards tell the mean and the spread of all."""
 FEW = 10
 """A class with fewer pictures than this is named."""
 MOST_UNREADABLE = 0.05
@@ -110,6 +115,8 @@ class ClassFolders(ClassFiles):
     """The pictures of a folder of class folders, and the folder."""
 
     folder: Path = Path()
+    index: Index | None = None
+    """Of shards: what lies where; then there are no files."""
 
 
 def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> ClassFolders:
@@ -117,6 +124,8 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> ClassFo
     be among them."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give one that holds a folder of pictures for each class")
+    if (folder / INDEX).is_file():
+        return _in_shards(folder, classes)
     try:
         names = folders(folder)
         if "train" in names and set(names) <= _PARTS:
@@ -128,16 +137,39 @@ def list_pictures(folder: Path, classes: Sequence[str] | None = None) -> ClassFo
         found = class_files(folder, classes)
     except DataError as error:
         raise ModelError(str(error)) from error
-    if strange := next(filter(has_hidden, found.classes), None):
-        raise ModelError(
-            f"{folder}: the name of the class folder '{visible(strange)}' has signs that are not shown, or that turn "
-            "the direction of a text; rename it"
-        )
+    _check_names(folder, found.classes)
     if len(names) > MOST_CLASSES:
         raise ModelError(f"{folder} holds {len(names):,} class folders; {MOST_CLASSES:,} are the most")
     if not found.files:
         raise ModelError(_nothing(folder, names, found.loose))
     return ClassFolders(**vars(found), folder=folder)
+
+
+def _check_names(folder: Path, classes: Sequence[str]) -> None:
+    if strange := next(filter(has_hidden, classes), None):
+        raise ModelError(
+            f"{folder}: the name of the class folder '{visible(strange)}' has signs that are not shown, or that turn "
+            "the direction of a text; rename it"
+        )
+
+
+def _in_shards(folder: Path, classes: Sequence[str] | None) -> ClassFolders:
+    """Pictures in shards; a test part that the data name is left alone."""
+    try:
+        index = open_index(str(folder))
+    except DataError as error:
+        raise ModelError(str(error)) from error
+    _check_names(folder, index.classes)
+    names = index.classes if classes is None else tuple(classes)
+    if strange := [name for name in index.classes if name not in names]:
+        raise ModelError(f"{strange[0]} is no class of this task; its classes are {', '.join(names)}")
+    if len(names) > MOST_CLASSES:
+        raise ModelError(f"{folder} holds {len(names):,} classes; {MOST_CLASSES:,} are the most")
+    test = np.zeros(len(index.rows), bool) if index.drawn else index.rows.part == PARTS.index("test")
+    rows = index.rows.chosen((~test).nonzero()[0])
+    place = np.array([names.index(name) for name in index.classes], np.int32)
+    index = replace(index, classes=names, rows=replace(rows, label=place[rows.label]))
+    return ClassFolders(names, (), (), folder=folder, index=index)
 
 
 def _nothing(folder: Path, names: Sequence[str], loose: int) -> str:
@@ -163,14 +195,22 @@ class Pictures:
     """Decoded pictures, and what could not be."""
 
     listing: ClassFolders
-    images: Tensor
+    images: Tensor | Images
     labels: Tensor
     unreadable: dict[Path, str]
     """Files that should be pictures, and why they are not."""
 
     @property
+    def streamed(self) -> bool:
+        """Whether they are read from shards again and again, since they are too many to be decoded once."""
+        return isinstance(self.images, Images)
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """Where each picture lies."""
+        if (index := self.listing.index) is not None:
+            places = zip(index.rows.shard.tolist(), index.rows.start.tolist(), strict=True)
+            return tuple(self.listing.folder / index.shards[shard].file / f"byte {start}" for shard, start in places)
         return tuple(file for file in self.listing.files if file not in self.unreadable)
 
     @property
@@ -181,6 +221,11 @@ class Pictures:
 
 def read_pictures(listing: ClassFolders, shape: Shape, *, told: Told | None = None) -> Pictures:
     """Decode a listing; the unreadable are set aside."""
+    if listing.index is not None:
+        treatment = Treatment(shape[1], fit="cover")
+        images = InShards(listing.index, str(listing.folder), shape, treatment)
+        all_labels = torch.from_numpy(listing.index.rows.label).long()
+        return Pictures(listing, images if math.prod(images.shape) > IN_MEMORY else images[:], all_labels, {})
     images, wrong = decode_all(listing.files, shape, told)
     good = torch.tensor([row not in wrong for row in range(len(listing.files))])
     labels = torch.tensor(listing.labels)
@@ -221,7 +266,7 @@ def check(pictures: Pictures, *, strict: bool, unreadable: float = MOST_UNREADAB
         notes.append(f"few pictures to learn from: {', '.join(few[:10])}{' …' if len(few) > 10 else ''}")
     if few and strict:
         raise ModelError(f"{listing.folder}: {notes[-1]} (strict was asked for)")
-    if same := in_two_classes(pictures):
+    if not pictures.streamed and (same := in_two_classes(pictures)):
         shown = "; ".join(f"{one} = {other}" for one, other in same[:5]) + ("; …" if same[5:] else "")
         notes.append(f"the same picture under two classes, {counted(len(same), 'time')}: {shown}")
         if strict:
@@ -236,7 +281,7 @@ def in_two_classes(pictures: Pictures) -> list[tuple[Path, Path]]:
     """Pictures that are the same, pixel for pixel, and lie under two classes."""
     first: dict[bytes, int] = {}
     found, files, labels = [], pictures.files, pictures.labels.tolist()
-    for row, image in enumerate(pictures.images):
+    for row, image in enumerate(pictures.images[:]):
         other = first.setdefault(hashlib.sha256(image.numpy().tobytes()).digest(), row)
         if labels[other] != labels[row]:
             found.append((files[other], files[row]))
@@ -339,6 +384,9 @@ def _without_twins(
     pictures: Pictures, learned: Tensor, others: Pictures, aside: Tensor | None, part: str = "test"
 ) -> tuple[Tensor, tuple[str, ...]]:
     """What is learned from without near copies of another part's pictures, which would flatter its figures."""
+    if pictures.streamed or others.streamed:
+        said = "pictures in two classes, and near copies of test pictures, are not looked for in so many"
+        return learned, (said,) if part == "test" else ()
     tests = torch.arange(len(others.labels)) if aside is None else aside.nonzero().squeeze(1)
     rows = learned.nonzero().squeeze(1)
     pairs = near_copies(pictures.images, rows, others.images, tests)
@@ -356,7 +404,7 @@ def _without_twins(
     return kept, (f"not learned from: {counted(len(pairs), 'near copy', 'near copies')} of {part} pictures: {shown}",)
 
 
-def near_copies(images: Tensor, rows: Tensor, others: Tensor, tests: Tensor) -> list[tuple[int, int]]:
+def near_copies(images: Tensor | Images, rows: Tensor, others: Tensor | Images, tests: Tensor) -> list[tuple[int, int]]:
     """Pictures that look like one of the tests (resized or saved again), each with that one. Even ones do not count."""
     ours, theirs = thumbnails(images, rows), thumbnails(others, tests)
     found = []
@@ -377,8 +425,12 @@ def thumbnails(images: Tensor | Images, rows: Tensor) -> Tensor:
 
 
 def pixels(split: Split) -> str:
-    """sha256 of a split's images and labels, in order."""
+    """sha256 of a split's images and labels, in order; of a shard's images, what its index says of them."""
     digest = hashlib.sha256()
+    if isinstance(split.images, Images):
+        digest.update(split.images.identity(torch.arange(len(split)) if split.rows is None else split.rows))
+        digest.update(split.labels.numpy().tobytes())
+        return digest.hexdigest()
     for rows in torch.arange(len(split)).split(512):
         images, labels = split.batch(rows)
         digest.update(images.numpy().tobytes())
@@ -386,8 +438,11 @@ def pixels(split: Split) -> str:
     return digest.hexdigest()
 
 
-def statistics(images: Tensor, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, in [0, 1]; a constant channel gets 1/255."""
+def statistics(images: Tensor | Images, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, in [0, 1]; a constant channel gets 1/255. Of images in shards some
+    are looked at, evenly spread."""
+    if isinstance(images, Images) and len(rows) > SAMPLE:
+        rows = rows[torch.linspace(0, len(rows) - 1, SAMPLE).long()]
     total = torch.zeros(2, images.shape[1], dtype=torch.float64)
     for part in rows.split(512):
         values = images[part].double() / 255
