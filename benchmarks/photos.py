@@ -223,7 +223,7 @@ class Bench:
 
     def _images(self, name: str, size: int) -> list[tuple[Tensor, Tensor]]:
         found = [read_pictures(list_pictures(part), (3, size, size)) for part in self._parts(name)]
-        return [(one.images, one.labels) for one in found]
+        return [(one.images[:], one.labels) for one in found]
 
     def uneven(self, name: str) -> dict[str, Any]:
         """Heads on the embedded network's features where every other class has a fifth of the photos: right answers of

@@ -223,9 +223,9 @@ def read_pictures(listing: ClassFolders, shape: Shape, *, told: Told | None = No
     """Decode a listing; the unreadable are set aside."""
     if listing.index is not None:
         treatment = Treatment(shape[1], fit="cover")
-        images = InShards(listing.index, str(listing.folder), shape, treatment)
-        all_labels = torch.from_numpy(listing.index.rows.label).long()
-        return Pictures(listing, images if math.prod(images.shape) > IN_MEMORY else images[:], all_labels, {})
+        held = InShards(listing.index, str(listing.folder), shape, treatment)
+        known = torch.from_numpy(listing.index.rows.label).long()
+        return Pictures(listing, held if math.prod(held.shape) > IN_MEMORY else held[:], known, {})
     images, wrong = decode_all(listing.files, shape, told)
     good = torch.tensor([row not in wrong for row in range(len(listing.files))])
     labels = torch.tensor(listing.labels)
