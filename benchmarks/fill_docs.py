@@ -15,6 +15,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- searches results/NAME.json ... -->                 the time of growth searches
     <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
     <!-- ratios results/NAME.json -->                       what `make bench` measured
+    <!-- shards results/NAME.json -->                       images a second, and what listing takes
     <!-- options learn -->                                  what may be chosen about learning a task
 
 `--with=results/OTHER.json:METHOD` adds that method's runs, which must be of the same scenario, network and regime, to a
@@ -44,7 +45,8 @@ from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|options|overheads) "
+    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|shards|options|"
+    r"overheads) "
     r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -106,6 +108,7 @@ def _body(block: str, words: list[str], beside: str) -> str:
         "searches": step_tables.searches,
         "recipes": recipes.table,
         "ratios": step_tables.ratios,
+        "shards": step_tables.shards,
     }
     if block in measured:
         return measured[block]([ROOT / name for name in names])

@@ -208,7 +208,8 @@ def resumed(folder: Path) -> dict[str, Any]:
     """An epoch stopped in its middle and gone on with, beside one that was not."""
     task = scenario({"data": f"shards:{folder / 'shards'}", "size": 32, "name": "photos"}).tasks[0]
     feed.WINDOW, Sharded.leg = 2, 4
-    steps = -(-len(task.train) // BATCH)
+    batch = BATCH // 4
+    steps = len(batch_sizes(len(task.train), batch))
     middle = steps // 2
 
     def stop(progress: Progress) -> None:
@@ -220,7 +221,7 @@ def resumed(folder: Path) -> dict[str, Any]:
         body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(16))
         body(torch.zeros(2, 3, 32, 32))
         model = Finetuning(nn.Sequential(*body, nn.ReLU()), torch.zeros(2, 3, 32, 32))
-        model.learn(task, Fit(Regime(epochs=1, batch_size=BATCH), folder=place, progress=told))
+        model.learn(task, Fit(Regime(epochs=1, batch_size=batch), folder=place, progress=told))
         return model.state_dict()
 
     taken = list[int]()
@@ -271,7 +272,10 @@ def main() -> None:
         }
         print(json.dumps(parts[what]() if what in parts else run(what, place, args.workers, args.side)))
         return
-    del args.part, args.side
+    if args.libraries is not None:  # where they lie says nothing of how
+        at = sys.argv.index("--libraries")
+        del sys.argv[at : at + 2]
+    del args.part, args.side, args.libraries
     args.device = "cpu"
     found: dict[str, Any] = {**facts_of(args), "simplejpeg": importlib.util.find_spec("simplejpeg") is not None}
     with tempfile.TemporaryDirectory() as scratch:

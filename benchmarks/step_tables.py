@@ -118,3 +118,27 @@ def searches(files: list[Path]) -> str:
 def _ratios(facts: dict[str, float]) -> str:
     pairs = ("pruned", "one"), ("full", "one"), ("epochs", "chosen")
     return " | ".join(f"{facts[over] / facts[under]:.2f}" if over in facts else "–" for over, under in pairs)
+
+
+def shards(paths: list[Path]) -> str:
+    """What `python -m benchmarks.shards` measured: two tables, and a line that says how."""
+    parts = []
+    for found in (json.loads(path.read_text()) for path in paths):
+        settings = found["reading"]
+        rows = [["images a second a core", *settings], ["---", *("--:" for _ in settings)]]
+        rows += [
+            [way, *(f"{each[way]['a second a core']:,.0f}" for each in settings.values())]
+            for way in next(iter(settings.values()))
+        ]
+        listed = [["listed images", "MB held", "bytes an image", "MB at the peak", "seconds"], ["--:"] * 5]
+        for count, held in found["listing"].items():
+            sizes = f"{held['bytes'] / 1e6:,.1f} | {held['bytes'] / int(count):,.0f} | {held['peak'] / 1e6:,.0f}"
+            listed.append([f"{int(count):,}", sizes, f"{held['seconds']:.1f}"])
+        going = found["resumed"]
+        parts += ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, listed)]
+        parts.append(
+            f"An epoch of {going['steps']} steps was stopped at step {going['stopped at']} and went on at step "
+            f"{going['went on at']}: {'bit-equal' if going['bit-equal'] else 'not bit-equal'} to one that was not."
+        )
+        parts.append(f"`{found['command']}`, {found['device']}, {found['date']}, commit {found['commit']}.")
+    return "\n\n".join(parts)

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from zeroforget.data import DataError, Scenario, load, pack, scenario, shard_worker, shards, stream
+from zeroforget.data import decode as decode_module
 from zeroforget.data.pack import index_shards
 from zeroforget.data.shards import InShards, open_index
 from zeroforget.data.tars import BadTar, members
@@ -394,3 +395,30 @@ def test_listing_an_image_takes_forty_bytes_at_the_most(digits: Path) -> None:
     held += sum(part.rows.nbytes + part.labels.nbytes for part in (task.train, task.val, task.test))
     assert held / len(rows) <= 40
     assert (digits / "index.rows").stat().st_size == 21 * len(rows)
+
+
+# The quicker decoder --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fit", ["stretch", "cover"])
+def test_simplejpeg_gives_the_bits_of_pillow(fit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is installed; whatever it cannot do is Pillow's."""
+    pytest.importorskip("simplejpeg")
+    for seed, size in enumerate([(60, 41), (32, 32), (200, 90)]):
+        for mode in ("RGB", "L", "CMYK"):
+            for subsampling in (0, 1, 2):
+                file = io.BytesIO()
+                image = draw(seed, size).convert(mode)
+                image.save(file, "JPEG", quality=85, **({} if mode == "L" else {"subsampling": subsampling}))
+                box = (3, 4, 40, 30) if subsampling == 1 and fit == "stretch" else None
+                swift = decode_module.decode(file, 32, box, fit=fit)
+                with monkeypatch.context() as without:
+                    without.setattr(decode_module, "_simplejpeg", lambda: None)
+                    assert np.array_equal(swift, decode_module.decode(file, 32, box, fit=fit)), (
+                        size,
+                        mode,
+                        subsampling,
+                    )
+    file = io.BytesIO(jpeg(0)[:300])
+    with pytest.raises(OSError, match=r"(?i)truncated"):
+        decode_module.decode(file, 32, fit=fit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.training.ranks import together
 from zeroforget.data import Images, Preparation, Split, Task
 from zeroforget.methods.registry import build
 from zeroforget.processes import Processes
@@ -121,6 +123,25 @@ def test_an_epoch_goes_on_in_its_middle_with_the_same_bits(
     again = learned(8, method, folder=tmp_path, progress=lambda p: steps.append((p.epoch, p.step)))
     assert equal(whole, again)
     assert steps[0] == (place[0], (place[1] - 1) // 3 * 3 + 1)
+
+
+def cut(folder: Path) -> tuple[bool, list[tuple[int, int]], dict[str, Tensor]]:
+    """In each process: whether training that stopped in an epoch ends with the same bits, and the steps it made."""
+    Sharded.leg, feed.WINDOW = 3, 2
+    whole, steps = learned(8), list[tuple[int, int]]()
+    with contextlib.suppress(Stop):
+        learned(8, folder=folder, progress=stopping((1, 8)))
+    again = learned(8, folder=folder, progress=lambda p: steps.append((p.epoch, p.step)))
+    return equal(whole, again), steps, again
+
+
+@pytest.mark.soak
+def test_two_processes_go_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    one, other = together(2, cut, tmp_path)
+    for same, steps, _ in (one, other):
+        assert same
+        assert steps[0] == (1, 7)
+    assert equal(one[2], other[2])
 
 
 def test_legs_change_nothing_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
