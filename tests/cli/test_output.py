@@ -124,7 +124,7 @@ def test_ctrl_c_is_quiet_from_the_first_moment(module: str) -> None:
         "from zeroforget.__main__ import main\n"
         "main()\n"
     )
-    words = [sys.executable, "-c", stopping, "tasks", "garden"]
+    words = [sys.executable, "-c", stopping, "verify", "garden"]
     told = subprocess.run(words, capture_output=True, text=True, check=False)
     assert told.returncode == 130
     assert told.stderr in {"stopped\n", ""}
