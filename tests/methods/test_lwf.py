@@ -151,12 +151,14 @@ def test_a_step_never_promises_more_than_the_whole_loss(strength: float) -> None
         torch.testing.assert_close(weight.grad / weight.grad.norm(), before / before.norm())
 
 
-@pytest.mark.parametrize(("name", "strength"), [("lwf", 200.0), ("lfl", 5.0)])
-def test_a_strong_teacher_keeps_the_old_answers(name: str, strength: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "strength", "more"), [("lwf", 200.0, {}), ("lwf", 2000.0, {"old_heads": True}), ("lfl", 5.0, {})]
+)
+def test_a_strong_teacher_keeps_the_old_answers(name: str, strength: float, more: dict[str, bool]) -> None:
     """Unbounded, steps this steep throw the network out of its answers: the loss became infinite, or all was lost."""
     first, second, _ = helpers.tasks()
     regime = Regime(lr=0.05, epochs=8, batch_size=16)
-    method = helpers.make(name, helpers.plain_net, strength=strength)
+    method = helpers.make(name, helpers.plain_net, strength=strength, **more)
     helpers.learn(method, first, regime=regime)
     before = helpers.score(method, 0, first)
     helpers.learn(method, second, regime=regime)

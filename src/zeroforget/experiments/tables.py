@@ -46,6 +46,8 @@ TITLES = {
     "tfm": "TFM",
     "lean": "Lean",
     "adapters": "Adapters",
+    "lwf-published": "LwF, as published",
+    "hat-published": "HAT, N(0, 1)",
     "tfm-weights": "TFM, shares of weights",
     "tfm-nofn-search": "TFM w/o FN, searched",
     "tfm-search": "TFM, searched",

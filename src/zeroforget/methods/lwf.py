@@ -110,10 +110,13 @@ class Lwf(Taught):
 
     def trainable(self) -> Iterable[nn.Parameter]:
         """The network and the newest head, and old ones if they learn; while it warms up, the newest head."""
-        if not self._warming:
-            yield from self.net.parameters()
-            yield from (p for head in self.heads[: -1 if self.old_heads else 0] for p in head.parameters())
+        yield from () if self._warming else self.taught()
         yield from self.heads[-1].parameters()
+
+    def taught(self) -> Iterable[nn.Parameter]:
+        """The network, and old heads if they learn."""
+        yield from self.net.parameters()
+        yield from (p for head in self.heads[: -1 if self.old_heads else 0] for p in head.parameters())
 
     def moving(self) -> dict[str, Tensor]:
         """The same, statistics included."""

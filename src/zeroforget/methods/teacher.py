@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,10 @@ class Taught(Method):
         """What each image of a batch of this size costs because the network left its teacher."""
         raise NotImplementedError
 
+    def taught(self) -> Iterable[nn.Parameter]:
+        """What the teacher holds back."""
+        return self.net.parameters()
+
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Cross-entropy on the new task, and the departure."""
         now = self._features(x)
@@ -76,7 +80,7 @@ class Taught(Method):
         more are shortened than would overshoot. (The bound of Loizou et al., "Stochastic Polyak step-size for SGD",
         2021.)
         """
-        gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.taught() if p.grad is not None]
         if self._loss is None or not gradients:
             return
         promised = self._lr * nn.utils.get_total_norm(gradients).square()
