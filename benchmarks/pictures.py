@@ -192,7 +192,8 @@ def memory(runs: Runs) -> str:
 
 def growth(runs: Runs) -> str:
     """Which features each task brought, and what they are connected with: the paper's figure S1."""
-    run = next((run for run in runs if run.growth), None)
+    growing = [run for run in runs if run.growth]
+    run = next((run for run in growing if run.method == "tfm"), next(iter(growing), None))
     if run is None:
         raise Lacking(f"`{runs[0].experiment}` has no method whose network grows")
     title = f"How {run.network} grew on {run.scenario}, task by task"
