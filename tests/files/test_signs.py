@@ -32,7 +32,7 @@ def test_json_keeps_its_values_and_its_lines() -> None:
     assert not has_hidden(text.replace("\n", ""))
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "=HYPERLINK(0)"])
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "=HYPERLINK(0)", "\uff1d1+1", "\uff20SUM(A1)"])
 def test_a_cell_begins_no_formula(text: str) -> None:
     assert cell(text) == f"'{text}"
     assert cell(f"a{text}") == f"a{text}"

@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -240,7 +242,8 @@ def test_its_own_names_and_addresses_are_answered(client: Client, host: str) -> 
 
 
 def test_a_page_of_another_site_may_not_post(client: Client, good: bytes) -> None:
-    for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+    origins = ("http://evil.example", "null", "http://[", "//")
+    for headers in (*({"Origin": origin} for origin in origins), {"Sec-Fetch-Site": "cross-site"}):
         assert client.ask("/predict", good, **headers).status == 403
     own = {"Host": "localhost:80", "Origin": "http://localhost:80", "Sec-Fetch-Site": "same-origin"}
     assert client.ask("/predict", good, **own).status == 200
@@ -318,8 +321,6 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 def hostile(number: int) -> bytes:
     """The picture of this number: of many formats, damaged, cut, enormous by their own account, or of endless parts."""
-    import random
-
     draw = random.Random(number)
     kinds = ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "TGA", "ICO", "JPEG2000"]
     kind, way = draw.choice(kinds), draw.randrange(8)
@@ -372,6 +373,64 @@ def hostile_pictures(trained: Path, good: bytes, count: int, seed: int) -> None:
             f"{count} hostile pictures: { ({s: seen.count(s) for s in set(seen)}) }; "
             f"{running.server.batcher.decoders.killed} processes killed; {(memory() - before) / 2**20:.0f} MiB more"
         )
+
+
+def test_many_hostile_requests_a_small_share(trained: Path, good: bytes) -> None:
+    hostile_requests(trained, good, 100, seed=0)
+
+
+@pytest.mark.soak
+def test_many_hostile_requests(trained: Path, good: bytes) -> None:
+    hostile_requests(trained, good, many(5000), seed=1 + SEED)
+
+
+METHODS = ("GET", "POST", "POST", "HEAD", "PUT", "OPTIONS", "TRACE", "CONNECT", "PRI * ", "\0", "get")
+TARGETS = (
+    *("/", "/predict", "/tasks", "/health", "/metrics", "/openapi.json", "/docs", "//", "/../../etc/passwd", "*"),
+    *("/%2e%2e/", "/predict?task=low&task=low", f"/predict?top={9**30}", "/predict?task=%00", "http://evil/"),
+    *("/predict?task=%E2%80%AEx", f"/predict?task={'a' * 7000}", "/predict?task=%ff%fe", "/tasks%0d%0aX:1"),
+    *("/\r\nX: y", "/" + "a" * 70_000),
+)
+HOSTS = ("localhost", "localhost", "evil", "127.0.0.1", "", "a\x1b[2J", "[::1]", "x@localhost", "localhost:99999999")
+HEADERS = (
+    *(f"Content-Length: {size}" for size in ("5", "-1", "99999999999", "abc", "5, 5", "0x5")),
+    *(f"Transfer-Encoding: {how}" for how in ("chunked", "gzip", "chunked, chunked")),
+    *(f"Origin: {origin}" for origin in ("null", "http://localhost", "http://[", "//", "http://localhost:x")),
+    *("Host: second", "Connection: upgrade", "Upgrade: websocket", "Expect: 100-continue", "Sec-Fetch-Site: none"),
+    *("Content-Type: multipart/form-data; boundary=x", "Content-Type: \0", f"Authorization: Bearer {'a' * 5000}"),
+    *("Range: bytes=0-", "A\0: b", " folded: x", "\u202e: x", "X-Forwarded-For: 1.1.1.1", f"X: {'y' * 70_000}"),
+)
+BODIES = ("", "hello", "5\r\nhello\r\n0\r\n\r\n", "zz\r\n", "ffffffffffffffffff\r\n", "\x89PNG\r\n\x1a\n" * 5)
+
+
+def hostile_request(number: int) -> bytes:
+    """The request of this number: odd lines, headers and bodies."""
+    draw = random.Random(number)
+    headers = [f"Host: {draw.choice(HOSTS)}", *draw.sample(HEADERS, draw.choice((0, 0, 1, 2, 4)))]
+    version = draw.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/9", ""))
+    head = f"{draw.choice(METHODS)} {draw.choice(TARGETS)} {version}\r\n" + "\r\n".join(headers)
+    return f"{head}\r\n\r\n{draw.choice(BODIES)}".encode()
+
+
+def hostile_requests(trained: Path, good: bytes, count: int, seed: int) -> None:
+    """Each is answered or turned away, by no failure of ours and with no sign that a terminal obeys."""
+    with Running(trained, upload_seconds=2) as running:
+        seen: Counter[str] = Counter()
+        for number in range(seed * 10**6, seed * 10**6 + count):
+            said = b""
+            sock = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+            with sock, contextlib.suppress(OSError):
+                sock.sendall(hostile_request(number))
+                sock.shutdown(socket.SHUT_WR)
+                while part := sock.recv(2**16):
+                    said += part
+            seen[said[9:12].decode()] += 1
+            assert said[9:12] != b"500", number
+            assert b"\x1b" not in said, number
+            assert "\u202e".encode() not in said, number
+        assert running.client().ask("/health").json["status"] == "ok"
+        assert ask(running.port, good)[0] == 200
+        print(f"{count} hostile requests: {dict(seen)}")
 
 
 def test_a_server_over_https(trained: Path, good: bytes, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ _HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb\U000e0000-\U
 _IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 LINES = "\n"
 """The only control sign in what is printed."""
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""The last four are full-width ones, which some spreadsheets take for the same."""
 
 
 def visible(text: str, keep: str = "") -> str:

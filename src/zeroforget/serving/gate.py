@@ -90,7 +90,10 @@ def _from_elsewhere(headers: Headers, host: str) -> bool:
     if headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
         return True
     origin = headers.get("origin")
-    return origin is not None and (urlsplit(origin).netloc.lower() if "//" in origin else origin) != host.lower()
+    try:
+        return origin is not None and (urlsplit(origin).netloc.lower() if "//" in origin else origin) != host.lower()
+    except ValueError:  # of an address with half a bracket, say
+        return True
 
 
 def _no(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

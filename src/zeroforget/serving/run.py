@@ -142,7 +142,8 @@ def configured(server: Server, tls: tuple[Path, Path] | None = None) -> uvicorn.
     files: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
     config = uvicorn.Config(
         server.app, log_level="warning", timeout_graceful_shutdown=math.ceil(server.settings.stop_seconds),
-        server_header=False, ws="none", http=guarded(server.guests), loop="asyncio", lifespan="on", **files,
+        server_header=False, proxy_headers=False, ws="none", http=guarded(server.guests), loop="asyncio",
+        lifespan="on", **files,
     )  # fmt: skip
     try:
         config.load()
