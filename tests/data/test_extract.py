@@ -253,9 +253,8 @@ def odd_archives(base: Path, tries: int, seed: int) -> None:
     for number in range(tries):
         content = bytearray(draw.choice(whole))
         for _ in range(draw.choice((1, 2, 8))):
-            spot = draw.randrange(len(content))
-            way = draw.randrange(3)
-            if way == 0:
+            spot, way = draw.randrange(max(1, len(content))), draw.randrange(3)
+            if way == 0 and content:
                 content[spot] = draw.choice((draw.randrange(256), 0, 255, 47, 46))
             elif way == 1:
                 content[spot:spot] = draw.randbytes(draw.randrange(1, 30))
