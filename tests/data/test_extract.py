@@ -229,6 +229,17 @@ def test_tars_are_read_out_of_whatever_they_are_packed_in(tmp_path: Path, packed
     assert sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file()) == 600 * 599 // 2
 
 
+def test_a_member_without_a_name_is_told_as_ours(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr("x", b"x")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    for magic, place in ((b"PK\x03\x04", 26), (b"PK\x01\x02", 28)):  # the name's length, here and in the directory
+        content[content.index(magic) + place] = 0
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
 def test_some_odd_archives(tmp_path: Path) -> None:
     odd_archives(tmp_path, 200, seed=0)
 

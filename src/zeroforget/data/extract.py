@@ -131,7 +131,7 @@ def _contents(archive: Path, into: Path, progress: OnRead | None, room: _Room | 
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         remedy = "make room and call this again" if full else "delete it and download it again"
         raise DataError(f"{archive} cannot be unpacked: {error}; {remedy}") from error
-    except (RuntimeError, NotImplementedError, ValueError, OverflowError) as error:  # locked, or packed in another way
+    except Exception as error:  # locked, packed in another way, or whatever else Python's readers stumble over
         raise DataError(f"{archive} cannot be unpacked: {error}; unpack it by hand") from error
 
 
