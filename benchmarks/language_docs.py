@@ -34,16 +34,15 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         textwrap.fill(about, 119),
         "",
-        "| | German, bits a byte | language, % | topic, % | kB a task | of the network | ms a step | rate "
-        "| task 1 bit-equal |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| | German, bits a byte | language, % | topic, % | kB a task | of the network | rate | task 1 bit-equal |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     return "\n".join(lines + [_line(each, service["bytes"]) for each in found["contestants"]])
 
 
 def _line(each: dict[str, Any], whole: int) -> str:
     german, language, topic = each["tasks"]
-    size, ms = (statistics.mean(task[key] for task in each["tasks"]) for key in ("bytes", "ms_per_step"))
+    size = statistics.mean(task["bytes"] for task in each["tasks"])
     cells = [
         each["name"],
         f"{german['bits']:.3f}",
@@ -51,7 +50,6 @@ def _line(each: dict[str, Any], whole: int) -> str:
         f"{100 * topic['accuracy']:.1f}",
         f"{size / 1e3:.0f}",
         f"{100 * size / whole:.0f} %",
-        f"{ms:.0f}",
         f"{each['rate']:g}",
         "yes" if all(task["first_equal"] for task in each["tasks"]) else "NO",
     ]
