@@ -176,6 +176,20 @@ def test_files_and_functions_are_short_enough_to_read() -> None:
     assert not long
 
 
+def test_the_loop_reads_as_one_text() -> None:
+    assert len((SOURCE / "training" / "epochs.py").read_text(encoding="utf-8").splitlines()) <= 300
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Those of the server's answers aside, which are named as its clients know them."""
+    homes: dict[str, list[str]] = {}
+    for module, tree in trees().items():
+        for node in tree.body if module != "zeroforget.serving.schemas" else []:
+            if isinstance(node, ast.ClassDef) and not is_private(node.name):
+                homes.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 

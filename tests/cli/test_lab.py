@@ -19,7 +19,7 @@ from tests.experiments.report_runs import study
 from zeroforget.cli import app
 from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment
-from zeroforget.experiments.observers import TensorBoard
+from zeroforget.experiments.observers import TensorBoardObserver
 from zeroforget.experiments.runner import run
 from zeroforget.progress import Epoch
 from zeroforget.training import Progress
@@ -337,7 +337,7 @@ class Written:
 
 def test_tensorboard_gets_each_epoch_once_and_every_task_at_its_step(tmp_path: Path) -> None:
     (config,) = Experiment.load(write_toml(tmp_path), methods=["pulled"]).runs()
-    watch = TensorBoard(tmp_path)
+    watch = TensorBoardObserver(tmp_path)
     made: list[Written] = []
 
     def make(place: str) -> Any:

@@ -101,7 +101,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
 
 
 def side_by_side(configs: list[RunConfig], most: int, watch: Observer) -> list[Results | str]:
-    return schedule(configs, parallel.Processes(work, most), lambda config: None, watch)
+    return schedule(configs, parallel.RunProcesses(work, most), lambda config: None, watch)
 
 
 def work(config: RunConfig, watch: Observer) -> Results:

@@ -14,7 +14,7 @@ from tests.experiments.helpers import results, write_toml
 from zeroforget.experiments import display
 from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment, RunConfig
-from zeroforget.experiments.observers import Observer, Several, TensorBoard
+from zeroforget.experiments.observers import Observer, Observers, TensorBoardObserver
 from zeroforget.progress import Epoch
 from zeroforget.training import Progress
 
@@ -66,7 +66,7 @@ class Heard(Observer):
 
 def test_several_watchers_hear_every_word_as_often_as_the_most_curious_wants(tmp_path: Path) -> None:
     heard = [Heard(0.5), Heard(0.2), Heard(0.3)]
-    both = Several(*heard)
+    both = Observers(*heard)
     assert both.every == 0.2
     (config,), error = runs(tmp_path), ValueError("no")
     words = [
@@ -173,7 +173,7 @@ def test_tensorboard_tells_phases_and_trials_apart_and_closes_what_failed(tmp_pa
             self.closed = True
 
     (config,) = runs(tmp_path)
-    watch = TensorBoard(tmp_path)
+    watch = TensorBoardObserver(tmp_path)
     writer = Writer("")
     watch._make = lambda place: writer  # type: ignore[assignment, return-value]
     watch.run_begins(config, ["a", "b"], 0)

@@ -13,7 +13,7 @@ from tests.methods.small_tasks import answers, example, learned, net, regime, re
 from zeroforget import nets
 from zeroforget.axes.find import find_axes
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.columns import SMALL, Lateral, Start, narrowed
+from zeroforget.methods.columns import SMALL, ColumnStart, Lateral, narrowed
 from zeroforget.methods.pnn import Pnn, size_of
 from zeroforget.training import Fit
 
@@ -160,7 +160,7 @@ def test_fresh_weights_lie_around_zero_and_fresh_biases_where_they_were() -> Non
     with torch.no_grad():
         layer.weight += 2.0
         layer.bias += 2.0
-    Start(layer).renew(layer)
+    ColumnStart(layer).renew(layer)
     assert abs(float(layer.weight.detach().mean())) < 0.05
     assert abs(float(layer.bias.detach().mean()) - 2.0) < 0.1
 
@@ -200,7 +200,7 @@ def test_a_narrower_network_is_cut_out_of_the_wider_one() -> None:
 def test_a_fresh_column_looks_like_the_network_as_it_was_given() -> None:
     torch.manual_seed(0)
     given = nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300))
-    start, column = Start(given), nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300))
+    start, column = ColumnStart(given), nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300))
     column(torch.randn(8, 200))
     start.renew(column)
     assert float(column[0].weight.std().detach()) == pytest.approx(float(given[0].weight.std().detach()), rel=0.02)

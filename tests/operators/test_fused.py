@@ -19,7 +19,7 @@ from zeroforget.growing import layers
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.operators import quick_layers as quick
 from zeroforget.operators import reference as kernels
-from zeroforget.operators.fused import Plan, fused
+from zeroforget.operators.fused import FusedPlan, fused
 from zeroforget.operators.places import Affine, Places, positions
 from zeroforget.operators.plain import Block, Geometry
 from zeroforget.proving.grow import grow
@@ -42,7 +42,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     geometry = Geometry((draw(st.integers(1, 2)),) * 2, (draw(st.integers(0, 1)),) * 2, (1, 1), 1)
     return dict(
         seed=draw(st.integers(0, 999)),
-        plan=Plan(block, Places.where(covers), draw(st.sampled_from([None, geometry])), draw(st.booleans())),
+        plan=FusedPlan(block, Places.where(covers), draw(st.sampled_from([None, geometry])), draw(st.booleans())),
         shape=(out, into),
         bias=draw(st.booleans()),
     )
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @given(cases())
 def test_it_computes_what_autograd_computes(case: dict[str, Any]) -> None:
     torch.manual_seed(case["seed"])
-    plan: Plan = case["plan"]
+    plan: FusedPlan = case["plan"]
     (out, into), block, geometry = case["shape"], plan.block, plan.geometry
     x = leaf(3, into) if geometry is None else leaf(2, into, 5, 4)
     weight = leaf(out, into) if geometry is None else leaf(out, into, 3, 2)
@@ -254,7 +254,7 @@ def test_an_empty_batch_has_gradients_of_zeros(geometry: Geometry | None) -> Non
     rows = block.new_out.take(weight, 0).clone().requires_grad_()
     scale, shift = leaf(1), leaf(1)
     affine = Affine(None, None, scale, shift, positions(block.new_out, 2), positions(block.old_out, 2))
-    out = fused(x, rows, None, weight, affine, Plan(block, block.old_out, geometry, True))
+    out = fused(x, rows, None, weight, affine, FusedPlan(block, block.old_out, geometry, True))
     out.sum().backward()
     assert x.grad is not None
     assert x.grad.shape == x.shape

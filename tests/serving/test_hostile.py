@@ -26,7 +26,7 @@ from PIL import Image
 from tests.campaigns import SEED, many
 from tests.serving.helpers import Client, Running, memory, until
 from zeroforget.serving import Server, Settings
-from zeroforget.serving.decoding import Decoders
+from zeroforget.serving.decoding import DecoderProcesses
 from zeroforget.serving.gate import new_key
 from zeroforget.serving.guard import OWN_FILES, SILENT_S, Guests, ask_for_files
 from zeroforget.store import Unreadable
@@ -80,7 +80,7 @@ def test_what_takes_too_long_is_killed_and_others_are_answered(trained: Path, go
 
 
 def test_a_process_that_dies_costs_one_picture(trained: Path, good: bytes) -> None:
-    decoders = Decoders(1, 10, 10**6)
+    decoders = DecoderProcesses(1, 10, 10**6)
     try:
         first = decoders.decode(good, (1, 8, 8), 10**6)
         process = decoders._idle.get()

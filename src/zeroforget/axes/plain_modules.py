@@ -21,7 +21,7 @@ from zeroforget.axes.inputs import Batch
 from zeroforget.axes.labels import Label, Named, axis_names, births_of, label_size
 from zeroforget.operators.places import select
 
-Given = TypeVar("Given", Tensor, Batch)
+Inputs = TypeVar("Inputs", Tensor, Batch)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """What every module has."""
 _NORMS: tuple[type[nn.Module], ...] = (
@@ -292,7 +292,7 @@ def _tell_sizes(
 # How tensors lie in memory: bits depend on it, so a network keeps its own.
 
 
-def plain_layout(tensor: Given) -> Given:
+def plain_layout(tensor: Inputs) -> Inputs:
     """A copy that lies in memory in the usual order, with the usual strides even where a dimension is one long."""
     if isinstance(tensor, Batch):
         return tensor.map(plain_layout)

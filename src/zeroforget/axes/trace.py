@@ -41,7 +41,7 @@ def dimension(index: int, rank: int) -> int:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Unfollowed:
     """An operator that could not be followed, where it ran, and what it touched."""
 
     operator: str
@@ -55,7 +55,7 @@ class Watcher(TorchDispatchMode):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.problems: list[Problem] = []
+        self.problems: list[Unfollowed] = []
         self.attributes: dict[tuple[str, str], Labels] = {}
         """(module path, attribute) → the label of the number it holds, such as a convolution's groups."""
         self.normalized: set[str] = set()
@@ -305,7 +305,7 @@ class Watcher(TorchDispatchMode):
             for tensor in filter(self.is_parameter, tensors(given.values())):
                 self._blame(tensor)
             why = str(clash) if isinstance(clash, Clash) else "arguments that its rule does not know"
-            self.problems.append(Problem(operator, self.paths[-1], tuple(terms), why))
+            self.problems.append(Unfollowed(operator, self.paths[-1], tuple(terms), why))
             for tensor in outs:
                 self._give(tensor, tuple(tensor.shape))
         return out

@@ -77,7 +77,7 @@ def run_command(
 ) -> None:
     """Run every method of an experiment. Started again, it goes on where it stopped and repeats nothing."""
     from zeroforget.experiments.experiment import Experiment, Part
-    from zeroforget.experiments.observers import Observer, Several, TensorBoard, Tracked
+    from zeroforget.experiments.observers import Observer, Observers, TensorBoardObserver, Tracked
     from zeroforget.experiments.runner import Failed, run
     from zeroforget.tracking import tracker
     from zeroforget.training.regime import trained_elsewhere
@@ -102,9 +102,9 @@ def run_command(
             run(experiment, out, watch=Observer(), **how)
             return
         with _watching(runs, parallel if ray is None else runs) as watch:
-            more: list[Observer] = [TensorBoard(out)] if tensorboard else []
+            more: list[Observer] = [TensorBoardObserver(out)] if tensorboard else []
             more += [Tracked(tracker(log))] if log else []
-            watches = Several(watch, *more) if more else watch
+            watches = Observers(watch, *more) if more else watch
             try:
                 results = run(experiment, out, watch=watches, **how)
             except Failed as failed:

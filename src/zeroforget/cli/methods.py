@@ -16,7 +16,7 @@ from zeroforget.cli.printing import put_json, shown, table_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from zeroforget.experiments.overheads import Cost
+    from zeroforget.experiments.overheads import OverheadRow
     from zeroforget.methods import Method
 
 
@@ -186,7 +186,7 @@ def _overhead(network: str, tasks: int, shape: str | None, chosen: list[str] | N
     console().print(_figure(found, tasks))
 
 
-def _costs(found: list[Cost], paper: bool) -> Table:
+def _costs(found: list[OverheadRow], paper: bool) -> Table:
     table = table_of("method")
     table.add_column("overhead")
     for heading in ("training", "inference", "table S1\nour count", *(["paper's\ncount"] if paper else [])):
@@ -197,7 +197,7 @@ def _costs(found: list[Cost], paper: bool) -> Table:
     return table
 
 
-def _figure(found: list[Cost], tasks: int) -> Table:
+def _figure(found: list[OverheadRow], tasks: int) -> Table:
     shown = sorted({1 + round(i * (tasks - 1) / 4) for i in range(5)})
     table = table_of("method")
     for task in shown:

@@ -14,7 +14,7 @@ from zeroforget.cli.app import MODEL, ModelPath, app, as_path
 from zeroforget.cli.lab import finished
 from zeroforget.cli.printing import put, say
 
-Given = Annotated[
+RunsOrModel = Annotated[
     list[Path],
     typer.Argument(
         metavar="MODEL | RUNS", help="A model; or folders of runs, folders that hold several, or archives.",
@@ -25,7 +25,7 @@ Given = Annotated[
 
 @app.command(rich_help_panel=MODEL)
 def report(
-    given: Given,
+    given: RunsOrModel,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.", parser=as_path)] = Path("report.html"),
     data: Annotated[
         list[str] | None,

@@ -39,7 +39,7 @@ class Observer:
         """A run stopped, because its training diverged or its process died; the others go on."""
 
 
-class TensorBoard(Observer):
+class TensorBoardObserver(Observer):
     """Scalars for TensorBoard, in the folder `tensorboard` of each run."""
 
     def __init__(self, out: Path) -> None:
@@ -126,7 +126,7 @@ class Tracked(Observer):
         self._begun = False
 
 
-class Several(Observer):
+class Observers(Observer):
     """Several watchers as one."""
 
     def __init__(self, *watches: Observer) -> None:

@@ -26,7 +26,7 @@ CLASSES = 10
 
 
 @dataclass(frozen=True)
-class Cost:
+class OverheadRow:
     """One method's overhead in bits after each of so many tasks, and what the paper's formula gives."""
 
     method: str
@@ -56,7 +56,7 @@ def measured(
 
 def costs(
     network: str, tasks: int, shape: nets.Shape | None = None, methods: Iterable[str] | None = None
-) -> list[Cost]:
+) -> list[OverheadRow]:
     """The overhead of every method (or of these) on a network, after each of so many tasks."""
     if tasks < 1:
         raise ValueError(f"there must be at least 1 task, not {tasks}")
@@ -69,7 +69,7 @@ def costs(
         by_them = [published(name, table.weights, table.features, t) for t in range(1, tasks + 1)] if table else []
         training, inference = tuple(b.training for b in bits), tuple(b.inference for b in bits)
         formula = registry.find(name)[0].overhead_formula
-        found.append(Cost(name, formula, training, inference, _all(by_us), _all(by_them)))
+        found.append(OverheadRow(name, formula, training, inference, _all(by_us), _all(by_them)))
     return found
 
 

@@ -73,18 +73,18 @@ def summary() -> PaperSummary:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     """Other papers' averages on a scenario, by our names of the methods, with the capacity in per cent where told."""
 
     source: str
     averages: dict[str, tuple[float, float | None]]
 
 
-def published(scenario: str) -> Published | None:
+def published(scenario: str) -> PublishedTable | None:
     """What others printed for a scenario, if anything."""
     values = json.loads(resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
     rows = values["tables"].get(scenario)
-    return None if rows is None else Published(values["source"], {name: tuple(row) for name, row in rows.items()})
+    return None if rows is None else PublishedTable(values["source"], {name: tuple(row) for name, row in rows.items()})
 
 
 def table_of(scenario: str) -> PaperTable | None:

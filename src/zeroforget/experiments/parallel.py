@@ -81,7 +81,7 @@ class _Child(Job):
 
 
 @dataclass
-class Processes:
+class RunProcesses:
     """At most so many runs at a time, each in a process beside this one."""
 
     work: Work

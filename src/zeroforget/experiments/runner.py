@@ -17,7 +17,7 @@ from zeroforget.experiments.experiment import Experiment, Part, RunConfig
 from zeroforget.experiments.folder import Busy, RunFolder
 from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.one_run import Broken, Refused, run_one
-from zeroforget.experiments.parallel import Processes
+from zeroforget.experiments.parallel import RunProcesses
 from zeroforget.experiments.resolve import NamedPart, check_data, make_scenario
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.scheduling import Engine, Job, schedule, tell_end
@@ -83,7 +83,7 @@ def _engine(work: _Elsewhere, parallel: int, cluster: Cluster | None, runs: int,
     if cluster is not None:
         work = _Elsewhere(work.out.absolute(), work.root and work.root.absolute())
         return cluster.engine(work, work.out, parallel if parallel > 1 else None, watch)
-    return Processes(work, parallel) if parallel > 1 else _InTurn(work.out, work.root, only=runs == 1)
+    return RunProcesses(work, parallel) if parallel > 1 else _InTurn(work.out, work.root, only=runs == 1)
 
 
 @dataclass

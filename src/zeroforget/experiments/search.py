@@ -82,7 +82,7 @@ def carried(method: Method, notes: Sequence[Mapping[str, Any]], lr: float) -> fl
 
 
 @dataclass(frozen=True)
-class Trial:
+class SearchTrial:
     """One training from the same start, and the validation accuracy it came to."""
 
     name: str
@@ -108,7 +108,7 @@ class Search:
     start: float | None = None
     file: Path | None = None
     device: str = "cpu"
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[SearchTrial] = field(default_factory=list)
 
     def __call__(self) -> tuple[Method, FitLog]:
         """The trained method and its log, whose notes tell what was tried."""
@@ -136,9 +136,9 @@ class Search:
         }
         return method, log
 
-    def _plasticity(self, finetune: bool) -> Trial:
+    def _plasticity(self, finetune: bool) -> SearchTrial:
         """The best learning rate; the earlier one in the list if two are equally good."""
-        best: Trial | None = None
+        best: SearchTrial | None = None
         for lr in self.settings.learning_rates or (self.lr,):
             trial = self._try(f"lr-{lr:g}", lr, 0.0 if finetune else self.start, finetune)
             if best is None or _figure(trial) > _figure(best):
@@ -148,7 +148,7 @@ class Search:
             raise self._failure or ValueError(f"task '{self.task.name}': training diverged at every learning rate")
         return best
 
-    def _stability(self, lr: float, enough: float) -> Trial:
+    def _stability(self, lr: float, enough: float) -> SearchTrial:
         """Halve the trade-off until the new task is learned well enough, or as often as is allowed."""
         value = self.settings.above * float(self.start or 0.0)
         for halving in range(self.settings.halvings + 1):
@@ -161,7 +161,7 @@ class Search:
             raise self._failure or ValueError(f"task '{self.task.name}': training diverged with {trial.value:g}")
         return trial
 
-    def _try(self, name: str, lr: float, value: float | None, finetune: bool = False) -> Trial:
+    def _try(self, name: str, lr: float, value: float | None, finetune: bool = False) -> SearchTrial:
         if name not in self._done:
             try:
                 method, _ = self._train(name, lr, value, finetune)
@@ -170,7 +170,7 @@ class Search:
             except Diverged as failure:
                 self._failure, self._done[name] = failure, None
             self._write()
-        trial = Trial(name, lr, value, self._done[name])
+        trial = SearchTrial(name, lr, value, self._done[name])
         self.trials.append(trial)
         return trial
 
@@ -200,5 +200,5 @@ class Search:
             write_json(self.file, self._done)
 
 
-def _figure(trial: Trial) -> float:
+def _figure(trial: SearchTrial) -> float:
     return -math.inf if trial.accuracy is None else trial.accuracy

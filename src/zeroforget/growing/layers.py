@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from zeroforget.axes.labels import Label, births_of
 from zeroforget.growing.per_task import PerTask, seal
 from zeroforget.growing.tensors import GrowingTensor
-from zeroforget.operators.fused import Plan, fits, fused
+from zeroforget.operators.fused import FusedPlan, fits, fused
 from zeroforget.operators.places import Affine, Places, positions, select
 from zeroforget.operators.plain import Geometry, Scaling, apply, autocast_dtype, grown
 
@@ -72,7 +72,7 @@ class GrowingLayer(nn.Module):
         self.relu = False
         """Whether the rectifier behind this layer runs as part of it."""
         self._scaled: Scaling | None = None
-        self._fused: tuple[Plan, Tensor, Tensor] | None = None
+        self._fused: tuple[FusedPlan, Tensor, Tensor] | None = None
         self._remembered = {k: getattr(plain, k) for k in _REMEMBERED if hasattr(plain, k)}
         self.convolution = {k: getattr(plain, k) for k in _CONV_NUMBERS} if isinstance(plain, _CONVOLUTIONS) else None
         """Stride, padding and the like; None of a linear layer."""
@@ -160,7 +160,7 @@ class GrowingLayer(nn.Module):
     def _fuses(self, norm: FeatureNorm) -> bool:
         return self.folds or not (len(norm.covered) or self.relu)
 
-    def _fuse(self, norm: FeatureNorm, geometry: Geometry | None, device: torch.device) -> tuple[Plan, Affine]:
+    def _fuse(self, norm: FeatureNorm, geometry: Geometry | None, device: torch.device) -> tuple[FusedPlan, Affine]:
         """What the fused operator needs to know, kept from step to step."""
         block, features = self.grown.block, self.grown.value.shape[0]
         kept = self._fused
@@ -171,7 +171,7 @@ class GrowingLayer(nn.Module):
             or kept[1].device != device
         ):
             at = [positions(places, features).to(device) for places in (block.new_out, norm.covered)]
-            self._fused = kept = (Plan(block, norm.covered, geometry, self.relu), at[0], at[1])
+            self._fused = kept = (FusedPlan(block, norm.covered, geometry, self.relu), at[0], at[1])
         plan, born_at, covered_at = kept
         bias = self.grown_bias
         born = None if bias is None else bias.rows

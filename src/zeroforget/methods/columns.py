@@ -126,7 +126,7 @@ def connect(column: Column, x: Tensor, others: int) -> nn.ModuleList:
     return nn.ModuleList(Lateral(layer, [layer.inputs] * others, x) for layer in layers_of(column, x)[1:])
 
 
-class Start(nn.Module):
+class ColumnStart(nn.Module):
     """How a fresh network of this architecture looks: the mean and spread of each parameter, as it was given."""
 
     def __init__(self, net: nn.Module) -> None:

@@ -28,7 +28,7 @@ class _Pulled(Exception):
     """The plug, in the middle of an epoch."""
 
 
-class Broken(ValueError):
+class NotKept(ValueError):
     """A promise that a method does not keep."""
 
 
@@ -64,7 +64,7 @@ class Contract:
                 check()
             except Exception as error:  # somebody's code may raise anything
                 why = str(error) or type(error).__name__
-                yield promise, why if isinstance(error, Broken) else f"{type(error).__name__}: {why}"
+                yield promise, why if isinstance(error, NotKept) else f"{type(error).__name__}: {why}"
             else:
                 yield promise, None
 
@@ -103,11 +103,11 @@ class Contract:
         """The docstring tells the idea and every option; the trade-off, if any, is an option."""
         options = registry.options(self.cls)
         if not self.cls.__doc__:
-            raise Broken("the class has no docstring")
+            raise NotKept("the class has no docstring")
         if untold := options.keys() - registry.told_options(self.cls).keys():
-            raise Broken(f"the docstring's options do not tell what '{min(untold)}' is")
+            raise NotKept(f"the docstring's options do not tell what '{min(untold)}' is")
         if self.cls.tradeoff is not None and self.cls.tradeoff not in options:
-            raise Broken(f"its tradeoff '{self.cls.tradeoff}' is none of its options")
+            raise NotKept(f"its tradeoff '{self.cls.tradeoff}' is none of its options")
 
     def learns(self) -> None:
         """Right after learning."""
@@ -115,14 +115,14 @@ class Contract:
         for index, task in enumerate(self.tasks):
             found, chance = _right(answers[index][index], task), 1 / len(task.classes)
             if found < chance + 0.5 * (1 - chance):
-                raise Broken(f"task {index + 1}: {100 * found:.0f} % right, {100 * chance:.0f} % would be by chance")
+                raise NotKept(f"task {index + 1}: {100 * found:.0f} % right, {100 * chance:.0f} % would be by chance")
 
     def repeats(self) -> None:
         """Two runs of one seed."""
         method = self.make()
         self.learn(method, 0)
         if not torch.equal(self.answers(method, 1)[0], self.learned()[1][0][0]):
-            raise Broken("a second run of the same seed answers otherwise: draw from torch's own generator")
+            raise NotKept("a second run of the same seed answers otherwise: draw from torch's own generator")
 
     def loads(self) -> None:
         """Structure replayed on another start, tensors loaded."""
@@ -131,7 +131,7 @@ class Contract:
         twin.replay(json.loads(json.dumps(method.structure())))
         twin.load_state_dict(method.state_dict())
         if not _equal(self.answers(twin, len(self.tasks)), answers[-1]):
-            raise Broken("loaded, it answers otherwise: what it keeps must be parameters or buffers")
+            raise NotKept("loaded, it answers otherwise: what it keeps must be parameters or buffers")
 
     def resumes(self) -> None:
         """Stopped in the second epoch of the second task; started again from the checkpoint."""
@@ -148,17 +148,17 @@ class Contract:
                 self.learn(method, 1, Fit(REGIME, progress=pull, folder=Path(folder)))
             except _Pulled:
                 if not _equal(self.answers(method, 1), before):
-                    raise Broken("half-learned weights are left behind by an interruption") from None
+                    raise NotKept("half-learned weights are left behind by an interruption") from None
                 self.learn(method, 1, Fit(REGIME, folder=Path(folder)))
         if not _equal(self.answers(method, 2), self.learned()[1][1]):
-            raise Broken("a training that was interrupted and resumed ends with other bits")
+            raise NotKept("a training that was interrupted and resumed ends with other bits")
 
     def saves(self) -> None:
         """`moving` holds every parameter that learns."""
         method, _ = self.learned()
         saved = {tensor.data_ptr() for tensor in method.moving().values()}
         if any(p.requires_grad and p.data_ptr() not in saved for p in method.trainable()):
-            raise Broken("`moving` lacks a parameter that is trainable: the best epoch would not be restored")
+            raise NotKept("`moving` lacks a parameter that is trainable: the best epoch would not be restored")
 
     def keeps(self) -> None:
         """Logits after every later task."""
@@ -166,7 +166,7 @@ class Contract:
         for later in answers[1:]:
             for k, now in enumerate(later):
                 if not torch.equal(now, answers[k][k]):
-                    raise Broken(f"it claims zero forgetting; task {k + 1} answers otherwise after task {len(later)}")
+                    raise NotKept(f"it claims zero forgetting; task {k + 1} answers otherwise after task {len(later)}")
 
 
 def _right(answers: Tensor, task: Task) -> float:

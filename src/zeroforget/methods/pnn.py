@@ -13,7 +13,7 @@ from zeroforget.axes.find import CannotGrow, find_axes
 from zeroforget.axes.labels import axis_names
 from zeroforget.axes.trace import in_eval
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
-from zeroforget.methods.columns import Start, connect, lateral_size, layers_of, narrowed, run
+from zeroforget.methods.columns import ColumnStart, connect, lateral_size, layers_of, narrowed, run
 from zeroforget.training.evaluate import Predictor
 
 
@@ -45,7 +45,7 @@ class Pnn(Method):
         if classes < 1:
             raise ValueError(f"classes is how many a task may have, so at least 1, not {classes}")
         super().__init__(net if full or tasks == 1 else shrunk(net, example, tasks, classes), example)
-        self.start = Start(self.net)
+        self.start = ColumnStart(self.net)
         self.columns = nn.ModuleList()
         """Columns after the first, which is `net`."""
         self.laterals = nn.ModuleList()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
-from zeroforget.methods.columns import Start, connect, run
+from zeroforget.methods.columns import ColumnStart, connect, run
 from zeroforget.methods.importance import Kept, enough, fisher, samples_of
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
@@ -57,7 +57,7 @@ class ProgressCompress(Method):
         self.decay = decay
         self.reset = reset
         self.samples = enough(samples)
-        self.start = Start(net)
+        self.start = ColumnStart(net)
         self.active = copy.deepcopy(net)
         self.start.renew(self.active)
         self.base = copy.deepcopy(net).requires_grad_(False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from zeroforget.nets.layers import Shape, check, initialize, scaled
-from zeroforget.nets.resnet import Block, normalized
+from zeroforget.nets.resnet import ResidualBlock, normalized
 
 STEM, STAGES, LAST = 24, ((48, 2), (96, 3), (176, 3)), 512
 """Maps of the first convolution; maps and blocks of each stage; features."""
@@ -28,7 +28,7 @@ class Compact(nn.Module):
         for features, repeats in STAGES:
             inner = scaled(features, width)
             for block in range(repeats):
-                blocks.append(Block((maps, inner, inner), (3, 3), (1 if block else 2, 1)))
+                blocks.append(ResidualBlock((maps, inner, inner), (3, 3), (1 if block else 2, 1)))
                 maps = inner
         self.blocks = nn.Sequential(*blocks)
         self.last = nn.Sequential(*normalized(maps, scaled(LAST, width), 1, 1), nn.ReLU())

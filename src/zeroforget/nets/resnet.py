@@ -12,7 +12,7 @@ SMALL = 64
 """Images no larger than this get a 3×3 stem and no max-pool."""
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A residual block: ReLU(path(x) + shortcut(x)), each convolution with its BatchNorm."""
 
     def __init__(self, features: Sequence[int], kernels: Sequence[int], strides: Sequence[int]) -> None:
@@ -51,10 +51,10 @@ class ResNet(nn.Module):
                 if bottleneck:
                     # The stride sits in the 3×3 convolution, which reads every pixel; in the 1×1 it would skip most.
                     outputs = scaled(4 * maps, width)
-                    stages.append(Block((trunk, inner, inner, outputs), (1, 3, 1), (1, stride, 1)))
+                    stages.append(ResidualBlock((trunk, inner, inner, outputs), (1, 3, 1), (1, stride, 1)))
                 else:
                     outputs = inner
-                    stages.append(Block((trunk, inner, outputs), (3, 3), (stride, 1)))
+                    stages.append(ResidualBlock((trunk, inner, outputs), (3, 3), (stride, 1)))
                 trunk = outputs
         self.blocks = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)

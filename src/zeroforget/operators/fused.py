@@ -35,7 +35,7 @@ _FROZEN = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class FusedPlan:
     """What a layer computes, apart from its inputs: all that stays from step to step."""
 
     block: Block
@@ -59,7 +59,7 @@ def fused(
     cols: Tensor | None,
     weight: Tensor,
     affine: Affine,
-    plan: Plan,
+    plan: FusedPlan,
     low_rank: LowRank | None = None,
 ) -> Tensor:
     """relu(γ (W x + b) + β), each part where there is one. `weight` holds the values of `rows` and `cols` already, and
@@ -85,7 +85,7 @@ class _Fused(torch.autograd.Function):
         down: Tensor | None,
         weight: Tensor,
         affine: Affine,
-        plan: Plan,
+        plan: FusedPlan,
         folded: bool,
     ) -> Tensor:
         ctx.plan, ctx.input_dtype, ctx.shape, ctx.folded = plan, x.dtype, x.shape, folded
@@ -118,7 +118,7 @@ class _Fused(torch.autograd.Function):
         x, weight, out, up, down, *_ = ctx.saved_tensors
         wanted = zip(ctx.given, ctx.needs_input_grad[1:8], strict=True)
         rows, cols, born, gamma, beta, *leaning = (part if needed else None for part, needed in wanted)
-        plan: Plan = ctx.plan
+        plan: FusedPlan = ctx.plan
         block, geometry = plan.block, plan.geometry
         g = kernels.side_by_side(g)
         left = None if out is None else matrix(out)
@@ -162,7 +162,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _by_new_outputs(
-    gy: Tensor, x: Tensor | None, weight: Tensor, plan: Plan, rows: bool, born: bool
+    gy: Tensor, x: Tensor | None, weight: Tensor, plan: FusedPlan, rows: bool, born: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of new outputs' weights, from all that x has, and of their biases, each if asked for."""
     if not rows and not born:
@@ -180,7 +180,7 @@ def _at_once(block: Block, inputs: int) -> bool:
     return len(block.old_out) * (inputs - len(block.new_in)) < _FROZEN * outputs * inputs
 
 
-def _channels(x: Tensor, places: Places, plan: Plan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
+def _channels(x: Tensor, places: Places, plan: FusedPlan, *, sums: bool = False) -> tuple[Tensor, Tensor | None]:
     """These channels of x, and for a convolution some of zeros behind them; their sums if asked for."""
     if plan.geometry is None:
         part = places.take(x, 1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zeroforget.serving.catalog import Networks, Snapshot
-from zeroforget.serving.decoding import Decoders, Stopped
+from zeroforget.serving.decoding import DecoderProcesses, Stopped
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.serving.together import Together
@@ -79,7 +79,7 @@ class Batcher:
         self.shadow = Shadow()
         self.networks = Networks(settings.memory, together)
         self._waiting: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-        self.decoders = Decoders(settings.decoders, settings.decode_seconds, settings.pixels)
+        self.decoders = DecoderProcesses(settings.decoders, settings.decode_seconds, settings.pixels)
         self._hands = ThreadPoolExecutor(settings.decoders, "zeroforget-decode")
         """Threads that hand pictures to the processes which decode them."""
         self._open: set[Question] = set()

@@ -32,7 +32,7 @@ class Stopped(Unreadable):
     """The server stops, and decodes nothing any more."""
 
 
-class Decoders:
+class DecoderProcesses:
     """As many processes as decode at once. `decode` may be called by as many threads."""
 
     def __init__(self, count: int, seconds: float, pixels: int) -> None:

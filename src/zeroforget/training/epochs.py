@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +17,11 @@ from zeroforget.data import Task
 from zeroforget.operators.recorded import RecordedStep, backward, ways
 from zeroforget.processes import Processes
 from zeroforget.progress import Epoch, Progress
-from zeroforget.training.checkpoint import PAUSE, Later, PhaseFile, restore_optimizer
+from zeroforget.training.checkpoint import PAUSE, PhaseFile, restore_optimizer
 from zeroforget.training.clip import clip
 from zeroforget.training.feed import Feed
 from zeroforget.training.learner import (
+    FitSettings,
     Learner,
     check_loss,
     copied,
@@ -43,26 +42,10 @@ VALIDATED = 256
 
 
 @dataclass
-class Settings:
-    """How a task is trained, and who hears of it: the fields of `Fit`, which tells what each is for."""
-
-    regime: Regime = field(default_factory=Regime)
-    seed: int = 0
-    progress: Callable[[Progress], None] | None = None
-    folder: Path | None = None
-    pause: float = 0.0
-    save_every: float | None = None
-    optimizer: Callable[[list[nn.Parameter], float], torch.optim.Optimizer] | None = None
-    after_epoch: Callable[[Epoch], object] | None = None
-    later: Later = field(default_factory=Later, init=False, repr=False, compare=False)
-    """Writes checkpoints beside training."""
-
-
-@dataclass
 class Training:
     """One learner's, of one phase of a task."""
 
-    settings: Settings
+    settings: FitSettings
     regime: Regime
     learner: Learner
     task: Task | LoadedTask

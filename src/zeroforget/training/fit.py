@@ -15,9 +15,9 @@ import torch
 from zeroforget.data import Task
 from zeroforget.processes import current
 from zeroforget.training.checkpoint import Phases
-from zeroforget.training.epochs import VALIDATED, Settings, Training
+from zeroforget.training.epochs import VALIDATED, Training
 from zeroforget.training.feed import feeds
-from zeroforget.training.learner import Diverged, Learner, check_shared
+from zeroforget.training.learner import Diverged, FitSettings, Learner, check_shared
 from zeroforget.training.loaded import LoadedTask
 from zeroforget.training.log import FitLog
 
@@ -26,7 +26,7 @@ Turns = Callable[[list[FitLog]], Iterable[int]]
 
 
 @dataclass
-class Fit(Settings):
+class Fit(FitSettings):
     """Trains a method on a task under one regime: `fit(method, task, index)`.
 
     Everything random follows from `seed`. With a `folder`, each epoch leaves a checkpoint there. A second run of the

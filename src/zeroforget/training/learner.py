@@ -1,9 +1,10 @@
-"""What the training loop needs of a method, and what it says when that goes wrong."""
+"""What the training loop is told and what it needs of a method, and what it says when that goes wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -12,9 +13,27 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.processes import Processes
+from zeroforget.progress import Epoch, Progress
+from zeroforget.training.checkpoint import Later
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.loaded import LoadedTask
 from zeroforget.training.regime import Regime
+
+
+@dataclass
+class FitSettings:
+    """How a task is trained, and who hears of it: the fields of `Fit`, which tells what each is for."""
+
+    regime: Regime = field(default_factory=Regime)
+    seed: int = 0
+    progress: Callable[[Progress], None] | None = None
+    folder: Path | None = None
+    pause: float = 0.0
+    save_every: float | None = None
+    optimizer: Callable[[list[nn.Parameter], float], torch.optim.Optimizer] | None = None
+    after_epoch: Callable[[Epoch], object] | None = None
+    later: Later = field(default_factory=Later, init=False, repr=False, compare=False)
+    """Writes checkpoints beside training."""
 
 
 class Learner(Protocol):

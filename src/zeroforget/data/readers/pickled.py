@@ -31,7 +31,7 @@ IGNORED = {"PROTO", "FRAME"}
 
 
 @dataclass
-class Recipe:
+class ArrayRecipe:
     """What the pickle would have called, written down and not called."""
 
     function: str
@@ -63,7 +63,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         value = _interpret(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("it holds no dictionary")
-        return {_text(key): array(item) if isinstance(item, Recipe) else item for key, item in value.items()}
+        return {_text(key): array(item) if isinstance(item, ArrayRecipe) else item for key, item in value.items()}
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing") from error
     except DataError as error:
@@ -76,7 +76,7 @@ def _text(key: Any) -> str:
     return key.decode("latin-1") if isinstance(key, bytes) else str(key)
 
 
-def array(recipe: Recipe) -> npt.NDArray[np.uint8]:
+def array(recipe: ArrayRecipe) -> npt.NDArray[np.uint8]:
     """The array of bytes that a pickled numpy array describes."""
     _, shape, dtype, fortran, raw = recipe.state
     if not recipe.function.endswith("_reconstruct") or dtype.arguments[0] not in ("u1", b"u1"):
@@ -154,7 +154,7 @@ def _described(machine: _Machine, name: str, argument: Any) -> None:
         if function == "_codecs encode":  # how Python 3 writes bytes at protocol 2: as text and its encoding
             machine.stack.append(str(arguments[0]).encode("latin-1"))
         else:
-            machine.stack.append(Recipe(function, arguments))
+            machine.stack.append(ArrayRecipe(function, arguments))
     elif name == "BUILD":
         state = machine.stack.pop()
         machine.stack[-1].state = state
