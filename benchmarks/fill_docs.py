@@ -16,6 +16,8 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- recipes results/NAME.json -->                      recipes compared, see `benchmarks/recipes.py`
     <!-- ratios results/NAME.json -->                       what `make bench` measured
     <!-- shards results/NAME.json -->                       images a second, and what listing takes
+    <!-- tasks results/NAME.json ... -->                    what a model of many tasks costs, see `benchmarks/tasks.py`
+    <!-- hosts results/NAME.json -->                        what more hosts give, see `benchmarks/hosts.py`
     <!-- options learn -->                                  what may be chosen about learning a task
 
 `--with=results/OTHER.json:METHOD` adds that method's runs, which must be of the same scenario, network and regime, to a
@@ -35,7 +37,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import pictures, recipes, step_tables
+from benchmarks import pictures, recipes, scaling_tables, step_tables
 from zeroforget.cli.app import typed
 from zeroforget.experiments import archive, formats, paper, tables
 from zeroforget.experiments import costs as spending
@@ -45,8 +47,8 @@ from zeroforget.training import Regime
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
-    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|shards|options|"
-    r"overheads) "
+    r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|shards|tasks|hosts|"
+    r"options|overheads) "
     r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -109,6 +111,8 @@ def _body(block: str, words: list[str], beside: str) -> str:
         "recipes": recipes.table,
         "ratios": step_tables.ratios,
         "shards": step_tables.shards,
+        "tasks": scaling_tables.tasks,
+        "hosts": scaling_tables.hosts,
     }
     if block in measured:
         return measured[block]([ROOT / name for name in names])

@@ -38,7 +38,7 @@ def steps(files: list[Path]) -> str:
     for step, name in [(step, name) for step, name in NAMES.items() if step in measured]:
         cells = [_cell(step, rows) for _, rows in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(_about(each) for each in found)])
+    return "\n".join([*lines, "", *(about(each) for each in found)])
 
 
 def _cell(step: str, rows: dict[str, dict[str, Any]]) -> str:
@@ -48,7 +48,8 @@ def _cell(step: str, rows: dict[str, dict[str, Any]]) -> str:
     return f"{ratio} ({rows[step]['ms']:.2f} ms)" if step == "finetuning" else ratio
 
 
-def _about(found: dict[str, Any]) -> str:
+def about(found: dict[str, Any]) -> str:
+    """How something was measured, in a line."""
     where = filter(None, [found["device"], found["args"].get("precision"), f"torch {found['torch']}"])
     return f"`{found['command']}`: {', '.join(where)}, commit {found['commit']}, {found['date']}.\n"
 
@@ -66,7 +67,7 @@ def epochs(files: list[Path]) -> str:
         memory = f" {row['memory'] / 2**30:.2f} GiB |" if "memory" in row else " – |" * measured
         lines.append(f"| {row['loop']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {busy} |{memory}")
     note = [found["note"], ""] if "note" in found else []
-    return "\n".join([*lines, "", *note, _about(found)])
+    return "\n".join([*lines, "", *note, about(found)])
 
 
 RATIOS = {
@@ -112,7 +113,7 @@ def searches(files: list[Path]) -> str:
             )
             sums = {name: total + facts[name] for name, total in sums.items() if name in facts}
         lines.append(f"| **all {len(each['rows'])}**, commit {each['commit']} | | | {_ratios(sums)} |")
-    return "\n".join([*lines, "", *(_about(each) for each in found)])
+    return "\n".join([*lines, "", *(about(each) for each in found)])
 
 
 def _ratios(facts: dict[str, float]) -> str:

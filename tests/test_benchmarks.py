@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from benchmarks import __main__ as bench
-from benchmarks import backbone, replay, search, step_tables, steps
+from benchmarks import backbone, replay, scaling_tables, search, step_tables, steps
 from benchmarks.packed import CIFAR, PARTS, unseen
 from benchmarks.timing import Step
 from zeroforget import nets
@@ -134,3 +134,28 @@ def test_held_out_classes_are_in_neither_data_set(tmp_path: Path) -> None:
     assert not {"bee", "butterfly", "bus"} & {CIFAR[label] for label in found["cifar-100"]}
     assert found == unseen(tmp_path, 8, 0)
     assert len(unseen(tmp_path, 160, 1)["cifar-100"]) == 80
+
+
+def test_more_hosts_are_set_beside_one(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    facts = {"command": "python", "device": "CPU", "torch": "2", "commit": "abc", "date": "today"}
+    took = {"args": {"runs": "6", "repeat": "3"}, "cores": 2, "load before": [0.5, 0, 0]}
+    file.write_text(json.dumps(facts | took | {"median": {"serial": 80.0, "nodes 1": 90.0, "nodes 2": 50.0}}))
+    lines = scaling_tables.hosts([file]).splitlines()
+    assert lines[2:5] == [
+        "| one process, runs one after another | 80 | 4.5 | 1.12 |",
+        "| 1 of Ray's nodes | 90 | 4.0 | 1.00 |",
+        "| 2 of Ray's nodes | 50 | 7.2 | 1.80 |",
+    ]
+
+
+def test_what_many_tasks_cost_is_a_column_each(tmp_path: Path) -> None:
+    facts = {"command": "python", "device": "CPU", "torch": "2", "commit": "abc", "date": "today", "args": {}}
+    took = {"learn": {"1": 0.5, "10": 5.0}, "step": {"1": 0.0015, "10": 0.0015}}
+    ratio = {"verify, memory / (network + one dense)": {"200": 1.5}}
+    (tmp_path / "a.json").write_text(json.dumps(facts | {"took": took, "exponents": {"learn": 1.0, "step": 0.0}}))
+    (tmp_path / "b.json").write_text(json.dumps(facts | {"took": ratio, "network": {"network": "wide"}}))
+    said = scaling_tables.tasks([tmp_path / "a.json", tmp_path / "b.json"])
+    assert "| tasks in the model | 1 | 10 | grows as |" in said
+    assert "| a training step, ms | 1.5 | 1.5 | T^0.0 |" in said
+    assert "`verify` of 200 tasks of `wide` took 1.50 times the memory" in said

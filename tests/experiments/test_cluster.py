@@ -103,7 +103,7 @@ def test_each_that_fails_is_named_and_the_others_finish(nodes: Any, tmp_path: Pa
 
 
 def test_ctrl_c_ends_all_and_the_same_command_goes_on(nodes: Any, tmp_path: Path) -> None:
-    toml, out = write_toml(tmp_path, epochs=2000), tmp_path / "out"
+    toml, out = write_toml(tmp_path, epochs=200), tmp_path / "out"
     words = ["run", toml, "--out", out, "--ray", nodes.address, "--set", "regime.patience=10000"]
     began = subprocess.Popen(
         [sys.executable, "-m", "zeroforget", *words],

@@ -126,3 +126,16 @@ def test_what_is_frozen_is_told_by_name() -> None:
     names = {name for name, _ in frozen_buffers(net)}
     assert names == {name for name, _ in net.named_buffers()}
     assert set(net._ddp_params_and_buffers_to_ignore) == names
+
+
+def test_a_synchronized_norm_stays_one_for_every_task() -> None:
+    """On GPUs it then has the statistics of all processes' images; on a CPU torch lets it work in one process alone."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU())
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(body).double()
+    net = grow(synchronized, torch.randn(4, 6).double(), start=0.5)
+    for task in range(2):
+        net.add_task(f"task{task}", 3, growth=0.25)
+        assert [type(module) for module in net.modules() if "BatchNorm" in type(module).__name__] == [nn.SyncBatchNorm]
+        train(net, net, task)
+    assert isinstance(net.dense(0).get_submodule("features")[1], nn.SyncBatchNorm)
