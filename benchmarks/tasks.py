@@ -2,7 +2,8 @@
 
 A folder of T tasks is written (of a small network, each later task with a head and a feature normalization of its own),
 and every action is measured in a process of its own for each T. The exponent of an action is the slope between the two
-largest T on logarithmic axes: 0 is a cost that does not grow, 1 one that grows in step with the tasks.
+largest T on logarithmic axes: 0 is a cost that does not grow, 1 one that grows in step with the tasks. What the file of
+`--out` already holds of other numbers of tasks stays there.
 """
 
 from __future__ import annotations
@@ -209,6 +210,16 @@ def measure(counts: list[int], actions: list[str], options: dict[str, Any]) -> d
     return found
 
 
+def joined(
+    before: dict[str, Any], network: dict[str, Any], found: dict[str, dict[int, float]]
+) -> dict[str, dict[int, float]]:
+    """What was measured now, and for other numbers of tasks before: a long measurement may be made in pieces."""
+    if before["network"] != network:
+        raise SystemExit("the file holds measurements of another network; choose another --out")
+    took = {name: {int(count): value for count, value in values.items()} for name, values in before["took"].items()}
+    return {name: dict(sorted((took.get(name, {}) | found.get(name, {})).items())) for name in took | found}
+
+
 def main() -> None:
     """Measure, print a row for each action, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -224,6 +235,8 @@ def main() -> None:
         return
     counts = [int(count) for count in chosen.tasks.split(",")]
     found = measure(counts, chosen.actions.split(","), json.loads(chosen.network))
+    if chosen.out and chosen.out.exists():
+        found = joined(json.loads(chosen.out.read_text()), json.loads(chosen.network), found)
     slopes = {}
     for name, values in found.items():
         some = sorted(values.items())[-2:]

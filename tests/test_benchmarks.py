@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from benchmarks import __main__ as bench
-from benchmarks import backbone, replay, scaling_tables, search, step_tables, steps
+from benchmarks import backbone, replay, scaling_tables, search, step_tables, steps, tasks
 from benchmarks.packed import CIFAR, PARTS, unseen
 from benchmarks.timing import Step
 from zeroforget import nets
@@ -159,3 +159,11 @@ def test_what_many_tasks_cost_is_a_column_each(tmp_path: Path) -> None:
     assert "| tasks in the model | 1 | 10 | grows as |" in said
     assert "| a training step, ms | 1.5 | 1.5 | T^0.0 |" in said
     assert "`verify` of 200 tasks of `wide` took 1.50 times the memory" in said
+
+
+def test_costs_of_many_tasks_may_be_measured_in_pieces() -> None:
+    before = {"network": {"width": 1}, "took": {"step": {"1": 1.0, "10": 2.0}, "learn": {"1": 5.0}}}
+    joined = tasks.joined(before, {"width": 1}, {"step": {100: 4.0, 10: 3.0}})
+    assert joined == {"step": {1: 1.0, 10: 3.0, 100: 4.0}, "learn": {1: 5.0}}
+    with pytest.raises(SystemExit, match="another network"):
+        tasks.joined(before, {"width": 2}, {})
