@@ -162,8 +162,3 @@ class Elsewhere:
 
     def __call__(self, config: RunConfig, watch: object) -> Results:
         raise AssertionError
-
-
-def test_no_cluster_is_told_in_words(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no Ray cluster answers at 'auto'"):
-        run(Experiment.load(write_toml(tmp_path)), tmp_path, cluster=Cluster())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -245,6 +247,15 @@ def test_hosts_take_all_runs_unless_there_is_a_bound(tmp_path: Path) -> None:
     bound = Hosts(None, Cluster(), work, tmp_path, 2, Observer())
     assert bound.has_room(1)
     assert not bound.has_room(2)
+
+
+def test_an_address_where_nobody_answers_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(ValueError, match=f"no Ray cluster answers at '{address}' .*refused"):
+        run(Experiment.load(write_toml(tmp_path)), tmp_path / "out", cluster=Cluster(address))
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_of_others_is_passed_on(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -27,6 +28,8 @@ from zeroforget.experiments.scheduling import Job, Outcome, Voice, Work, outcome
 
 PATIENCE_S = 10.0
 """How long runs may take to end when they are asked to."""
+REACHED_S = 5.0
+"""How long a cluster may take to be reached."""
 DEATHS = 5
 """So many times a run is begun again after its host or its process has died."""
 _EVERY_S = 0.5
@@ -200,34 +203,31 @@ class Hosts:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Connected to the cluster. However this ends, no run of ours goes on there."""
-        ours = not self.ray.is_initialized()
-        self._connect()
-        self.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.out) as shared, terminable():
+        with contextlib.ExitStack() as stack:
+            if not self.ray.is_initialized():
+                self._connect()
+                stack.callback(self.ray.shutdown)
+            stack.enter_context(terminable())
+            shared = stack.enter_context(_file_in(self.out))
             self._errand = lambda config: _Errand(
-                self.work, config, self.each, Path(shared.name), _versions(), str(Path.cwd()), tuple(sys.argv), _words()
+                self.work, config, self.each, shared, _versions(), str(Path.cwd()), tuple(sys.argv), _words()
             )
             self._ears = self.ray.remote(_Ears).options(**self._near()).remote()
+            stack.callback(self.ray.kill, self._ears)
+            stack.callback(self._stop)
             self._warn()
-            try:
-                yield
-            finally:
-                try:
-                    self._stop()
-                finally:
-                    self.ray.kill(self._ears)
-                    if ours:
-                        self.ray.shutdown()
+            yield
 
     def _connect(self) -> None:
-        if self.ray.is_initialized():
-            return
+        address = self.each.address
         try:
-            self.ray.init(address=self.each.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            if place := re.fullmatch(r"\[?([^/\]]+?)\]?:(\d+)", address):  # Ray itself would try for minutes
+                socket.create_connection((place[1], int(place[2])), REACHED_S).close()
+            self.ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
-                f"no Ray cluster answers at '{self.each.address}' ({error}); start one with `ray start --head`, or "
-                "give its address"
+                f"no Ray cluster answers at '{address}' ({error}); start one with `ray start --head`, or give the "
+                "address of one"
             ) from error
 
     def _near(self) -> dict[str, Any]:
@@ -253,6 +253,18 @@ class Hosts:
             _, left = self.ray.wait(left, num_returns=len(left), timeout=PATIENCE_S)
         for reference in left:
             self.ray.cancel(reference, force=True)
+
+
+@contextlib.contextmanager
+def _file_in(folder: Path) -> Iterator[Path]:
+    """A file that every host sees that sees the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".shared-", dir=folder)
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _words() -> tuple[tuple[str, str], ...]:
