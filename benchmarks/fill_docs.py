@@ -18,6 +18,7 @@ A block begins with one of these lines and ends with `<!-- end -->`; what stands
     <!-- shards results/NAME.json -->                       images a second, and what listing takes
     <!-- tasks results/NAME.json ... -->                    what a model of many tasks costs, see `benchmarks/tasks.py`
     <!-- hosts results/NAME.json -->                        what more hosts give, see `benchmarks/hosts.py`
+    <!-- photos results/NAME.json ... -->                   a few dozen photos a class, see `benchmarks/photos.py`
     <!-- options learn -->                                  what may be chosen about learning a task
 
 `--with=results/OTHER.json:METHOD` adds that method's runs, which must be of the same scenario, network and regime, to a
@@ -37,7 +38,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import pictures, recipes, scaling_tables, step_tables
+from benchmarks import photos, pictures, recipes, scaling_tables, step_tables
 from zeroforget.cli.app import typed
 from zeroforget.experiments import archive, formats, paper, tables
 from zeroforget.experiments import costs as spending
@@ -48,6 +49,7 @@ from zeroforget.training import Regime
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
     r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|shards|tasks|hosts|"
+    r"photos|"
     r"options|overheads) "
     r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
@@ -113,6 +115,7 @@ def _body(block: str, words: list[str], beside: str) -> str:
         "shards": step_tables.shards,
         "tasks": scaling_tables.tasks,
         "hosts": scaling_tables.hosts,
+        "photos": photos.page,
     }
     if block in measured:
         return measured[block]([ROOT / name for name in names])

@@ -81,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 found["tasks"].append(row)
                 args.out.write_text(json.dumps(found, indent=1) + "\n")
                 print(json.dumps(row), flush=True)
-    print(table(found))
-    print(guessed(found))
+    print(page([args.out]))
 
 
 def _begun() -> dict[str, Any]:
@@ -270,6 +269,36 @@ def filled(network: str, weights: Path, size: int) -> nn.Module:
 def features(net: nn.Module, images: Tensor) -> Tensor:
     """What a network makes of pictures, without augmentation."""
     return torch.cat([net(Preparation(MEAN, STD).test(part)) for part in images.split(64)])
+
+
+def page(files: Sequence[Path]) -> str:
+    """The tables of the docs, from this benchmark's file and those of the embedded network and its twin."""
+    found, *backbones = (json.loads(file.read_text()) for file in files)
+    about = (
+        f"`{found['command']}`: one thread of a CPU, torch {found['torch']}, seed {found['seed']}, commit "
+        f"{found['commit']}, {found['date']}."
+    )
+    guess = "## Which task is this?\n\nThree tasks are learned by default, and the model guesses each test photo's."
+    parts = [table(found), weighed(found), about, *map(twin, [backbones] if backbones else []), guess, guessed(found)]
+    return "\n\n".join(parts)
+
+
+def twin(backbones: Sequence[dict[str, Any]]) -> str:
+    """What it is worth that the embedded network was trained on these classes."""
+    embedded, without = (one["nearest_mean_of_40"] for one in backbones)
+    lines = ["| of 20 classes, the nearest mean is right | embedded | its twin |", "|---|--:|--:|"]
+    lines += [f"| {source} | {100 * embedded[source]:.1f} | {100 * without[source]:.1f} |" for source in embedded]
+    return "\n".join(lines)
+
+
+def weighed(found: dict[str, Any]) -> str:
+    """Heads on uneven classes."""
+    sums = {key: sum(row[key] for row in found["uneven"]) for key in ("pictures", "as they are", "even")}
+    as_they_are, even = (100 * sums[key] / sums["pictures"] for key in ("as they are", "even"))
+    return (
+        "Where every other class has a fifth of the photos, a head that counts each class the same is right for "
+        f"{even:.1f} % of the test photos. One that takes them as they are is right for {as_they_are:.1f} %."
+    )
 
 
 def table(found: dict[str, Any]) -> str:

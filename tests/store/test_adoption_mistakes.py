@@ -46,7 +46,7 @@ def refused(data: Path, tmp_path: Path, values: Values, options: Options = OPTIO
         ("head.weight", (3, 64), "'head.weight' is (3, 64), but the network has (3, 32); the head reads 64 features"),
         ("head.weight", (32, 3), "transposed"),
         ("head.bias", (4,), "'head.bias' is (4,), but the network has (3,); its weight has 3 classes"),
-        ("head.weight", (3, 32, 1, 1), "beside the network it holds head.bias (3,), head.weight (3, 32, 1, 1)"),
+        ("head.weight", (3, 32, 1, 1), "ends in a convolution (head.bias, head.weight), as SqueezeNet does"),
         ("other.weight", (2, 2), "it holds 2: head.weight, other.weight"),
         (
             "features.convolutions.3.weight",
