@@ -154,8 +154,8 @@ def _head(rest: Mapping[str, Tensor], features: int, path: Path) -> nn.Linear:
     weights = [name for name, value in rest.items() if name.endswith("weight") and value.dim() == 2]
     if not weights and any(value.dim() == 4 and value.shape[2:] == (1, 1) for value in rest.values()):
         raise ModelError(
-            f"{path} ends in a convolution ({few(list(rest))}), as SqueezeNet does, and not in a linear layer: no head of "
-            "ours gives its scores. 'zeroforget learn --weights' starts from its features without that head"
+            f"{path} ends in a convolution ({few(list(rest))}), as SqueezeNet does, and not in a linear layer: no head "
+            "of ours gives its scores. 'zeroforget learn --weights' starts from its features without that head"
         )
     if len(weights) != 1:
         raise ModelError(
