@@ -18,8 +18,6 @@ import zeroforget
 
 ROOT = Path(__file__).parent.parent
 
-MODEL_CLASSES = ("Model", "TaskFacts", "Prediction", "Report", "ModelError")
-"""Of `zeroforget.store`: what `zeroforget.open` gives, and what its methods give."""
 NETWORK_METHODS = (
     "add_task", "drop_task", "newborn", "fit", "dense", "fingerprint", "save", "forward", "tasks", "widths", "births",
     "masks", "leaning", "overhead", "added_bytes", "plan", "left", "history",
@@ -53,7 +51,7 @@ def notebook(path: Path, *, run: bool) -> str:
 
 
 def api() -> str:
-    """Every name of `zeroforget.__all__`, and the classes that these give back."""
+    """Every name of `zeroforget.__all__`, and no other."""
     parts = ["# Python", "Every public name of the package. `help()` shows the same."]
     names = [name for name in zeroforget.__all__ if not name.startswith("__")]
     for kind, test in (("Functions", inspect.isroutine), ("Classes", inspect.isclass)):
@@ -61,9 +59,6 @@ def api() -> str:
         for name in names:
             if test(getattr(zeroforget, name)):
                 parts += [f"### {name}", _entry("zeroforget", name)]
-    parts += ["## A model in a folder", "`zeroforget.open` gives a `Model`; these are in `zeroforget.store`."]
-    for name in MODEL_CLASSES:
-        parts += [f"### {name}", _entry("zeroforget.store", name)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zeroforget.methods import Method
     from zeroforget.proving.adopt import adopt
     from zeroforget.proving.grow import grow
+    from zeroforget.store import Model, ModelError, Prediction, Report, TaskFacts
     from zeroforget.store import open_model as open  # noqa: A004
     from zeroforget.training import Diverged, Fit, FitLog, Regime
     from zeroforget.training.fit_network import fit
@@ -24,12 +25,17 @@ __all__ = [
     "FitLog",
     "GrowingNetwork",
     "Method",
+    "Model",
+    "ModelError",
+    "Prediction",
     "Preparation",
     "Regime",
+    "Report",
     "Scenario",
     "Split",
     "State",
     "Task",
+    "TaskFacts",
     "__version__",
     "adopt",
     "fit",
@@ -48,7 +54,7 @@ __getattr__ = fetched(
         "zeroforget.growing.network": ["GrowingNetwork"],
         "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],
         "zeroforget.methods": ["Method"],
-        "zeroforget.store": ["open_model as open"],
+        "zeroforget.store": ["Model", "ModelError", "Prediction", "Report", "TaskFacts", "open_model as open"],
         "zeroforget.training": ["Diverged", "Fit", "FitLog", "Regime"],
         "zeroforget.training.fit_network": ["fit"],
     },

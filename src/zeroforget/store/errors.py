@@ -10,7 +10,16 @@ from zeroforget.files.mistakes import WrongOption
 
 
 class ModelError(ValueError):
-    """A model cannot be used as asked."""
+    """A model cannot be used as asked; the message says why, and what to do.
+
+    Example:
+        >>> import zeroforget
+        >>> try:
+        ...     zeroforget.open("garden").dense("birds")
+        ... except zeroforget.ModelError as error:
+        ...     print(error)
+        there is no model in garden; 'zeroforget learn garden PICTURES --task NAME' makes one
+    """
 
 
 class BadOption(ModelError, WrongOption):

@@ -44,7 +44,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one picture."""
+    """What a model says of one picture.
+
+    Example:
+        >>> import zeroforget
+        >>> said = zeroforget.Prediction("a.jpg", task="flowers", classes=(("rose", 0.9), ("tulip", 0.1)))
+        >>> said.classes[0]
+        ('rose', 0.9)
+    """
 
     source: str
     task: str
@@ -136,7 +143,17 @@ def _classified(state: _State, images: Tensor, task: str | None, top: int) -> li
 
 
 class Model:
-    """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`."""
+    """A model in a folder. Several may have it open; readers never wait, and see a new task after `refresh`.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> net = zeroforget.grow(torch.nn.Linear(8, 4), torch.randn(4, 8))
+        >>> net.add_task("flowers", ["rose", "tulip"])
+        >>> _ = net.save("garden", build="torch.nn:Linear", options={"in_features": 8, "out_features": 4})
+        >>> model = zeroforget.open("garden", trust="torch.nn:Linear")
+        >>> [task.name for task in model.tasks]
+        ['flowers']
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = as_path(path)

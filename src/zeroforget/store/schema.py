@@ -145,7 +145,17 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """task.json, which never changes."""
+    """What a model's folder says of a task (task.json, which never changes).
+
+    Example:
+        >>> import torch, zeroforget
+        >>> net = zeroforget.grow(torch.nn.Linear(8, 4), torch.randn(4, 8))
+        >>> net.add_task("flowers", ["rose", "tulip"])
+        >>> _ = net.save("garden", build="torch.nn:Linear", options={"in_features": 8, "out_features": 4})
+        >>> model = zeroforget.open("garden", trust="torch.nn:Linear")
+        >>> model.tasks[0].classes
+        ('rose', 'tulip')
+    """
 
     number: int
     name: str

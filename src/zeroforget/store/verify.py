@@ -60,7 +60,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found."""
+    """What `verify` found: true if all is as it was.
+
+    Example:
+        >>> import torch, zeroforget
+        >>> net = zeroforget.grow(torch.nn.Linear(8, 4), torch.randn(4, 8))
+        >>> net.add_task("flowers", ["rose", "tulip"])
+        >>> _ = net.save("garden", build="torch.nn:Linear", options={"in_features": 8, "out_features": 4})
+        >>> model = zeroforget.open("garden", trust="torch.nn:Linear")
+        >>> report = model.verify()
+        >>> report.holds, len(report.proofs)
+        (True, 3)
+    """
 
     proofs: tuple[Proof, ...]
     head: str
