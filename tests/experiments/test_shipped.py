@@ -25,7 +25,8 @@ from zeroforget.training import Fit
 from zeroforget.training.seeding import seeded
 
 FILES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))}
-STEPS = 9
+STEPS = {"narrow": 9, "whole": 16}
+"""A whole network's loss may rise for some steps before it falls."""
 SHARE = ["digits", "multi", "tiny-imagenet-40", "tiny-imagenet-random"]
 """Of the files, those that `make test` looks at, a network each; `make soak` takes all of them, whole."""
 load = cache(Experiment.load)
@@ -87,7 +88,7 @@ def losses(experiment: Experiment, choice: Choice, made: Scenario, width: float)
         net = make_network(network, made.shape)
     with seeded("method", 0):
         method = registry.build(choice.method, net, made.example(), **options)
-    regime = replace(experiment.regime, epochs=STEPS)
+    regime = replace(experiment.regime, epochs=STEPS["whole" if width == 1 else "narrow"])
     found = []
     for index, task in enumerate(made.tasks[:2]):
         past = made.tasks[:index] if method.uses_past_data else ()

@@ -102,6 +102,25 @@ def test_a_folder_that_cannot_be_read_is_told_until_it_can(garden: Path) -> None
     assert catalog.trouble is None
 
 
+def test_a_task_taken_back_while_the_folder_is_read_is_no_trouble(
+    garden: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, model = Catalog(garden, poll_seconds=1, verify_seconds=1), open_model(garden)
+    learn_more(model, data, "high")
+    real = catalog.take
+
+    def interrupted(folder: Folder, *given: object, **more: object) -> Snapshot:
+        model.undo()
+        raise ModelError("the files of 'high' were there a moment ago")
+
+    monkeypatch.setattr(catalog, "take", interrupted)
+    assert not served.look()
+    assert served.trouble is None
+    monkeypatch.setattr(catalog, "take", real)
+    assert not served.look()  # it is the model that was served all along
+    assert (served.trouble, served.changes) == (None, 0)
+
+
 def test_trouble_is_told_on_every_page_and_not_where_the_folder_lies(garden: Path, data: Path) -> None:
     with Running(garden) as running:
         client = running.client()

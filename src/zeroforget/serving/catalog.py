@@ -185,6 +185,8 @@ class Catalog:
             if self.shadow and seen != self._seen:
                 self.candidate = self._newer(fresh)
         except Exception as error:  # what is served goes on, also where there is no memory for another
+            if self._signature() != seen:  # a task came or went while it was read, which is no trouble: look again
+                return False
             why = str(error) or type(error).__name__
             if why != self.trouble:
                 log.error("the model before is still served: %s", why)
