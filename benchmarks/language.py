@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from benchmarks import language_docs
 from benchmarks.facts import commit
 from benchmarks.language_text import WINDOW, Text, read
+from benchmarks.transfer_contestants import Newest
 from benchmarks.transfer_lora import nbytes
 from benchmarks.transfer_training import one_cycle
 from zeroforget.growing.network import GrowingNetwork
@@ -136,7 +137,7 @@ class Growing:
     def begin(self, task: Text) -> nn.Module:
         """Add the task; all that is a parameter now was born with it."""
         self.net.add_task(task.name, task.classes, self.growth, rank=self.rank, quiet=True)
-        return _Newest(self.net)
+        return Newest(self.net)
 
     def answer(self) -> nn.Module:
         """The newest task's own dense network."""
@@ -154,16 +155,6 @@ class Growing:
     def discard(self) -> None:
         """Take the newest task back."""
         self.net.drop_task()
-
-
-class _Newest(nn.Module):
-    def __init__(self, net: GrowingNetwork) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x, len(self.net.history) - 1)
-        return out
 
 
 class Copying:

@@ -54,7 +54,7 @@ class Contestant(Protocol):
     def first(self) -> nn.Module: ...
 
 
-class _Newest(nn.Module):
+class Newest(nn.Module):
     """A growing network as it learns its newest task."""
 
     def __init__(self, net: GrowingNetwork) -> None:
@@ -82,7 +82,7 @@ class Growing:
         """Add the task; all that is a parameter now was born with it."""
         images = _looked_at(task) if self.rank else None
         self.net.add_task(task.name, len(task.classes), self.growth, self.rank, images=images, quiet=True)
-        return _Newest(self.net)
+        return Newest(self.net)
 
     def moving(self) -> dict[str, Tensor]:
         """Newborn tensors and the task's statistics."""
