@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +44,6 @@ from zeroforget.proving.adopt import adopt
 from zeroforget.training import Regime, accuracy, logits
 from zeroforget.training.seeding import seeded
 
-COMMAND = "python -m benchmarks.transfer --data-root DIR --device cuda --out results/transfer.json"
 SHAPE = (3, 64, 64)
 PAD = 6
 """Crops are drawn from images padded by this many pixels."""
@@ -98,8 +98,10 @@ def _progress(what: str, done: int, total: int) -> None:
 class Race:
     """One seed: a network in service, then every contestant."""
 
-    def __init__(self, size: Size, seed: int, device: str, eager: bool, root: Path | None) -> None:
-        self.size, self.seed, self.device, self.eager = size, seed, device, eager
+    def __init__(
+        self, size: Size, seed: int, device: str, eager: bool, root: Path | None, without: Sequence[str] = ()
+    ) -> None:
+        self.size, self.seed, self.device, self.eager, self.without = size, seed, device, eager, without
         self.began = time.perf_counter()
         self.first, *self.tasks = tasks_of(root, size, seed, device)
         self.facts: dict[str, Any] = {"seed": seed, "classes": [list(task.classes) for task in self.tasks]}
@@ -117,7 +119,8 @@ class Race:
         net = self.adopted(classifier)
         yield self.facts
         for contestant in self.contestants(classifier, net):
-            yield from self.compete(contestant)
+            if not any(word in contestant.name for word in self.without):
+                yield from self.compete(contestant)
         self.facts["seconds"] = time.perf_counter() - self.began
 
     def regime(self, optimizer: str, rate: float, epochs: int, batch: int, **options: float) -> Regime:
@@ -254,8 +257,20 @@ def about(args: argparse.Namespace, size: Size) -> dict[str, Any]:
     """Where and how this was measured."""
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu"
     facts = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "device": device, "torch": torch.__version__}
-    facts |= {"command": COMMAND, "commit": commit()}
+    words = ["DIR" if word == str(args.data_root) else word for word in sys.argv[1:]]
+    facts |= {"command": shlex.join(["python", "-m", "benchmarks.transfer", *words]), "commit": commit()}
     return facts | {"quick": args.quick, "eager": args.eager, "size": asdict(size), "runs": []}
+
+
+def join(files: Sequence[Path]) -> dict[str, Any]:
+    """The seeds of several results as those of one, if all was alike but the seed."""
+    found = [json.loads(file.read_text()) for file in files]
+    for file, other in zip(files, found, strict=True):
+        for key in ("commit", "device", "torch", "size"):
+            if other[key] != found[0][key]:
+                sys.exit(f"{file} differs from {files[0]} in its {key}: {other[key]} and {found[0][key]}")
+    runs = sorted((run for each in found for run in each["runs"]), key=lambda run: run["seed"])
+    return found[0] | {"command": "; ".join(each["command"] for each in found), "runs": runs}
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -266,6 +281,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--align", type=int, default=1, help="keep growing widths at multiples of this")
+    parser.add_argument("--without", nargs="+", default=[], metavar="WORD", help="leave out whose name has this word")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="only write these seeds' results as one")
     parser.add_argument("--quick", action="store_true", help="a size that proves nothing but runs in a minute")
     parser.add_argument("--eager", action="store_true", help="on a GPU: do not record steps as CUDA graphs")
     parser.add_argument("--out", type=Path, help="a JSON file for the results, written anew as they come")
@@ -281,10 +298,13 @@ def main() -> None:
             sys.exit("--docs needs --out FILE, the results to fill the page from")
         transfer_docs.write(args.docs, args.out)
         return
+    if args.join:
+        write(args.out, join(args.join))
+        return
     size = replace(QUICK if args.quick else Size(), align=args.align)
     found = about(args, size)
     for seed in args.seeds:
-        race = Race(size, seed, args.device, args.eager, args.data_root)
+        race = Race(size, seed, args.device, args.eager, args.data_root, args.without)
         found["runs"].append(race.facts)
         for _ in race.run():
             write(args.out, found)
