@@ -270,7 +270,8 @@ def join(files: Sequence[Path]) -> dict[str, Any]:
             if other[key] != found[0][key]:
                 sys.exit(f"{file} differs from {files[0]} in its {key}: {other[key]} and {found[0][key]}")
     runs = sorted((run for each in found for run in each["runs"]), key=lambda run: run["seed"])
-    return found[0] | {"command": "; ".join(each["command"] for each in found), "runs": runs}
+    whole: dict[str, Any] = found[0] | {"command": "; ".join(each["command"] for each in found), "runs": runs}
+    return whole
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
