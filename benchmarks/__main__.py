@@ -16,7 +16,7 @@ from benchmarks.memory import peak
 from benchmarks.steps import CLASSES, RANK, Work, contestants, facts_of, sgd, step_of
 from benchmarks.timing import captured, medians
 from zeroforget.data import Split, Task, scenario
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.nets import build
 from zeroforget.proving.grow import grow
 from zeroforget.training import Fit, Regime

@@ -26,7 +26,7 @@ from benchmarks.facts import commit
 from benchmarks.packed import PARTS, names, pictures, unseen
 from zeroforget import nets
 from zeroforget.data import Preparation, Split, Task
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.training import Fit, Progress, Regime
 from zeroforget.training.evaluate import logits
 

@@ -44,7 +44,7 @@ from zeroforget.data.readers.folder import class_files
 from zeroforget.data.shards import Index, InShards, Rows
 from zeroforget.data.sources import FLIPPED
 from zeroforget.data.stream import Shard
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.training import Fit, Progress, Regime, feed
 from zeroforget.training.feed import ALONE, Sharded, batch_sizes
 

@@ -93,7 +93,7 @@ def test_importing_the_package_loads_nothing_but_its_names() -> None:
     code = "import sys; before = set(sys.modules); import zeroforget; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("zeroforget")}
-    assert ours == {"zeroforget", "zeroforget._version", "zeroforget.files", "zeroforget.files.lazy"}
+    assert ours == {"zeroforget", "zeroforget._version", "zeroforget.files", "zeroforget.files.imports"}
     assert not {"torch", "numpy", "rich", "typer"} & set(done.stdout.split())
 
 
@@ -326,3 +326,16 @@ def test_links_between_our_pages_lead_somewhere(tmp_path: Path) -> None:
             if "://" not in target:
                 there = (page.parent / target).exists() or (tmp_path / target).exists()
                 assert there, f"{page.name} links to {target}"
+
+
+def test_locks_hashes_and_lasting_writes_have_one_module_each() -> None:
+    homes = {"hashlib": "hashes.py", "fcntl": "locks.py", "filelock": "locks.py"}
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in set(names) & set(homes):
+                assert path == SOURCE / "files" / homes[name], f"{path.name} imports {name}"
+            if isinstance(node, ast.Attribute) and node.attr == "fsync":
+                assert path == SOURCE / "files" / "atomic.py", f"{path.name} syncs by itself"

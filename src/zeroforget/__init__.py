@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from zeroforget._version import __version__
-from zeroforget.files.lazy import fetched
+from zeroforget.files.imports import fetched
 
 if TYPE_CHECKING:
     from zeroforget.axes.find import CannotGrow

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import os
 import pickle
 import re
@@ -18,6 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+
+from zeroforget.files.hashes import sha256
 
 T = TypeVar("T")
 
@@ -180,7 +181,7 @@ def _portable(error: Exception) -> Exception:
 def _digest(tensor: Tensor) -> str:
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     content = plain.view(torch.uint8).numpy().data if plain.numel() else b""
-    return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + bytes(content)).hexdigest()
+    return sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + bytes(content))
 
 
 @contextlib.contextmanager

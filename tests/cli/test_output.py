@@ -19,7 +19,7 @@ from PIL import Image
 from tests.cli.tutorial import run
 from tests.store.helpers import QUICK, write_digits
 from zeroforget.cli.app import LAB, MODEL
-from zeroforget.files.signs import has_hidden
+from zeroforget.files.text import has_hidden
 from zeroforget.store import Model, open_model
 
 ZEROFORGET = [sys.executable, "-c", "from zeroforget.cli import main; main()"]

@@ -130,7 +130,7 @@ class Notices(Observer):
         self.said.append(text)
 
 
-MINE = "from zeroforget.methods.finetuning import Finetuning\nclass Near(Finetuning):\n    name = 'near'\n"
+MINE = "from zeroforget.methods.baselines import Finetuning\nclass Near(Finetuning):\n    name = 'near'\n"
 
 
 def test_code_that_was_changed_since_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

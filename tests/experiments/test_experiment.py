@@ -332,7 +332,7 @@ def plain():
 
 def test_a_default_makes_an_argument_of_a_method_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 class Mine(Finetuning):
     name = "mine"
     def __init__(self, net, example, strength=1.0):

@@ -28,7 +28,7 @@ from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, _Data, run
 from zeroforget.experiments.state import load_method, load_tensors, save_task
 from zeroforget.methods import Method, TaskSpec
-from zeroforget.methods.joint import Joint
+from zeroforget.methods.baselines import Joint
 from zeroforget.training import Fit, FitLog, Progress
 
 SEARCH = "\n[search]\nenabled = true\nlearning_rates = [0.1, 0.02]\nhalvings = 2\ndrop = 0.01\n"

@@ -22,7 +22,7 @@ from zeroforget.experiments.observers import Observer
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.runner import run
 from zeroforget.experiments.scheduling import Job, schedule
-from zeroforget.files import leases
+from zeroforget.files import locks
 from zeroforget.training import Progress
 
 
@@ -120,7 +120,7 @@ def test_a_file_system_without_locks_needs_none(tmp_path: Path, monkeypatch: pyt
         pass
     assert run(experiment, tmp_path)[0].accuracy
     assert [entry.name for entry in folder.path.glob(".lock.*")] == [".lock.2"]
-    assert leases.LEASE_S > 3 * leases.BEAT_S
+    assert locks.LEASE_S > 3 * locks.BEAT_S
 
 
 # Parts ---------------------------------------------------------------------------------------------------------------

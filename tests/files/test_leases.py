@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from zeroforget.files import leases
-from zeroforget.files.leases import Lost, leased
-from zeroforget.files.locks import Held
+from zeroforget.files import locks
+from zeroforget.files.locks import Held, Lost, leased
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Time passes when it is told to."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(leases.Lease, "keep", lambda self: None)
+    monkeypatch.setattr(locks.Lease, "keep", lambda self: None)
 
     def passes(seconds: float) -> None:
         now[0] += seconds
@@ -51,12 +50,12 @@ def test_who_gives_no_sign_of_life_loses_it(tmp_path: Path, clock: Callable[[flo
     for _ in range(3):
         with pytest.raises(Held), leased(path, "next"):
             pass
-        clock(leases.LEASE_S - 1)
+        clock(locks.LEASE_S - 1)
         lease.beat()
-    clock(leases.LEASE_S - 1)
+    clock(locks.LEASE_S - 1)
     with pytest.raises(Held), leased(path, "next"):
         pass  # seen just now with another sign of life than before
-    clock(leases.LEASE_S + 1)
+    clock(locks.LEASE_S + 1)
     with leased(path, "next") as other:
         with pytest.raises(Lost, match="another process may have taken it"):
             lease.check()
@@ -70,14 +69,14 @@ def test_who_gives_no_sign_of_life_loses_it(tmp_path: Path, clock: Callable[[flo
 def test_a_holder_cut_off_from_its_files_notices_by_itself(tmp_path: Path, clock: Callable[[float], None]) -> None:
     with leased(tmp_path / ".lock", "cut off") as lease:
         lease.check()
-        clock(leases.LEASE_S + 1)
+        clock(locks.LEASE_S + 1)
         with pytest.raises(Lost):
             lease.check()
 
 
 def test_a_process_of_this_machine_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    code = "import os, sys; from pathlib import Path; from zeroforget.files.leases import leased\n"
+    code = "import os, sys; from pathlib import Path; from zeroforget.files.locks import leased\n"
     code += "held = leased(Path(sys.argv[1]), 'killed'); held.__enter__(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
     note = json.loads((tmp_path / ".lock.1").read_bytes())
@@ -95,7 +94,7 @@ def test_who_was_slow_does_not_take_a_number_that_has_come_and_gone(
     path = tmp_path / ".lock"
     (tmp_path / ".lock.7").write_bytes(b"")
     newest = iter([0, 7])  # at its first look there was none
-    monkeypatch.setattr(leases, "_newest", lambda path: next(newest))
+    monkeypatch.setattr(locks, "_newest", lambda path: next(newest))
     with pytest.raises(Held), leased(path, "slow"):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == [".lock.7"]

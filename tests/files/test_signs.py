@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from zeroforget.files.signs import cell, has_hidden, visible, visible_json
+from zeroforget.files.text import has_hidden, safe_cell, visible, visible_json
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_json_keeps_its_values_and_its_lines() -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "=HYPERLINK(0)", "\uff1d1+1", "\uff20SUM(A1)"])
 def test_a_cell_begins_no_formula(text: str) -> None:
-    assert cell(text) == f"'{text}"
-    assert cell(f"a{text}") == f"a{text}"
+    assert safe_cell(text) == f"'{text}"
+    assert safe_cell(f"a{text}") == f"a{text}"
 
 
 def test_nor_does_a_sign_before_it_hide_one() -> None:
-    assert cell("\t=1") == "\\u0009=1"
+    assert safe_cell("\t=1") == "\\u0009=1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeroforget.files.small_tables import SmallTable
+from zeroforget.files.text import SmallTable
 
 
 def test_columns_line_up_and_hidden_signs_are_shown() -> None:

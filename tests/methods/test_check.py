@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from zeroforget.cli import app
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.contract import Contract
-from zeroforget.methods.finetuning import Finetuning
 
 
 class Boasting(Finetuning):

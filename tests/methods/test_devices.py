@@ -9,7 +9,7 @@ from tests.methods import helpers
 from tests.methods.devices import DEVICE, Moves, Sides
 from zeroforget.data.values import _constants
 from zeroforget.methods import Method, names
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.training import Regime, logits
 
 REGIME = Regime(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.methods import helpers
 from zeroforget.data import Task
+from zeroforget.methods.anchored import Ewc
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.ewc import Ewc
 from zeroforget.methods.importance import fisher, samples_of
 from zeroforget.training import Fit, Regime
 from zeroforget.training.seeding import generator

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.methods import helpers
-from zeroforget.methods.joint import Joint, merged
+from zeroforget.methods.baselines import Joint, merged
 from zeroforget.training import Fit, Regime
 
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.lfl import Lfl
-from zeroforget.methods.teacher import Features
+from zeroforget.methods.distillation import Features, Lfl
 from zeroforget.training import Regime
 
 

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.lwf import Lwf, distillation
-from zeroforget.methods.teacher import Features, standing
+from zeroforget.methods.distillation import Features, Lwf, distillation, standing
 from zeroforget.progress import Progress
 from zeroforget.training import Regime
 

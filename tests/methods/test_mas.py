@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.methods import helpers
 from tests.methods.test_ewc import linear_net
 from zeroforget.data import Task
-from zeroforget.methods.mas import Mas
+from zeroforget.methods.anchored import Mas
 
 
 def sensitivity_by_hand(method: Mas, index: int, task: Task) -> Tensor:

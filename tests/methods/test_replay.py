@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.methods import helpers
 from tests.methods.replay import PlainStep, ReplayedStep
 from zeroforget.methods import Method, find, names
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.training import Regime, epochs
 
 SAFE = [name for name in names() if find(name)[0].graph_safe]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods import helpers
+from zeroforget.methods.anchored import Si
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.si import Si
 from zeroforget.training import Fit
 
 CURVATURE = torch.tensor([[4.0, 1.0, 0.0]])

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.methods import helpers
+from zeroforget.methods.anchored import Mas, Ssl, inhibition
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.importance import samples_of
-from zeroforget.methods.mas import Mas
-from zeroforget.methods.ssl import Ssl, inhibition
 from zeroforget.training import Fit
 
 

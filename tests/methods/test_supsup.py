@@ -9,7 +9,7 @@ import torch
 
 from tests.methods.small_tasks import answers, example, net, regime, right, tasks
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.supsup import SupSup, signed_constants
+from zeroforget.methods.scored import SupSup, signed_constants
 from zeroforget.training import Fit
 
 MOVING = {"momentum": 0.9, "weight_decay": 0.1}

@@ -9,7 +9,7 @@ import torch
 
 from tests.methods.small_tasks import answers, example, net, regime, tasks
 from zeroforget.methods.bitmasks import LENGTH, BitMasks, code_lengths, coded_bits
-from zeroforget.methods.wsn import Wsn
+from zeroforget.methods.scored import Wsn
 from zeroforget.training import Fit
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from zeroforget.data import Split, Task
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime
 from zeroforget.training.feed import batch_sizes

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.training.test_fit import Scripted, method, task
 from zeroforget.data import Preparation
 from zeroforget.methods import TaskSpec
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.progress import Epoch
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime
 from zeroforget.training.seeding import seeded

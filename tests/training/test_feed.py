@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tests.operators.streams import Event, Way
 from zeroforget.data import Preparation, Split, Task
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime, feed
 from zeroforget.training.feed import Resident, Streamed, batch_sizes, feeds

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Preparation, Split, Task, scenario
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Diverged, Fit, Progress, Regime, accuracy
 from zeroforget.training.seeding import seeded

@@ -11,7 +11,7 @@ from torch import nn
 from zeroforget import nets
 from zeroforget.data import Task, scenario
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Fit, Progress, Regime, feed

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from tests.training.test_schedule import method, task
 from zeroforget.data import Split, Task
-from zeroforget.methods.finetuning import Finetuning
-from zeroforget.methods.joint import Joint
+from zeroforget.methods.baselines import Finetuning, Joint
 from zeroforget.training import Fit, Progress, Regime
 from zeroforget.training.mixing import mix, partner
 from zeroforget.training.seeding import generator, seeded

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.training.ranks import together
 from zeroforget.data import Preparation, Split, Task
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.processes import Processes, current, first_host, place
 from zeroforget.training import Fit, FitLog, Progress, Regime

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.training.test_course import Even
 from tests.training.test_fit import method, task
 from zeroforget.methods import Method, TaskSpec
-from zeroforget.methods.finetuning import Finetuning
+from zeroforget.methods.baselines import Finetuning
 from zeroforget.training import Diverged, Fit, FitLog, Progress, Regime, feed
 from zeroforget.training.checkpoint import Phases
 from zeroforget.training.log import UNFINISHED

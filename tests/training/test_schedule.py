@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from tests.methods import small_tasks
 from tests.training.test_fit import Scripted, method, task
 from zeroforget.methods import Method
-from zeroforget.methods.finetuning import Finetuning
-from zeroforget.methods.joint import Joint
+from zeroforget.methods.baselines import Finetuning, Joint
 from zeroforget.methods.registry import build
 from zeroforget.methods.tfm import Tfm
 from zeroforget.progress import Epoch

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from zeroforget.files import paths
-from zeroforget.files.mistakes import WrongOption
+from zeroforget.files.text import WrongOption
 
 if TYPE_CHECKING:
     from zeroforget.files.terminal import Terminal

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeroforget.cli.app import errors
 from zeroforget.cli.printing import put_json, show, shown, table_of
-from zeroforget.files.signs import cell
+from zeroforget.files.text import safe_cell
 
 if TYPE_CHECKING:
     from zeroforget.store import Prediction
@@ -67,9 +67,9 @@ def print_csv(predictions: list[Prediction]) -> None:
     writer.writerow(["picture", "task", "rank", "class", "probability", "error"])
     for one in predictions:
         if one.error is not None:
-            writer.writerow([cell(one.source), "", "", "", "", cell(one.error)])
+            writer.writerow([safe_cell(one.source), "", "", "", "", safe_cell(one.error)])
         for place, (name, p) in enumerate(one.classes, 1):
-            writer.writerow([cell(one.source), cell(one.task), place, cell(name), f"{p:.6f}", ""])
+            writer.writerow([safe_cell(one.source), safe_cell(one.task), place, safe_cell(name), f"{p:.6f}", ""])
 
 
 def print_table(predictions: list[Prediction], *, guessed: bool) -> None:

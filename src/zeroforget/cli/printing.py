@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from zeroforget.cli.app import console, errors
-from zeroforget.files.signs import LINES, visible, visible_json
+from zeroforget.files.text import LINES, visible, visible_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,6 @@ want the same one wait for the first.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from zeroforget.data.collection import DataError, Listing, OnRead, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
 from zeroforget.data.places import cache_folder
 from zeroforget.files.atomic import place, sync_file
-from zeroforget.files.hashes import hash_of_file
+from zeroforget.files.hashes import Digest, hash_of_file
 from zeroforget.files.locks import locked_if_possible
 from zeroforget.files.paths import read_regular
 
@@ -75,7 +74,7 @@ def mapped(path: Path) -> Tensor:
 def fingerprint(listing: Listing, treatment: Treatment, *, official: bool = True) -> str:
     """Twenty hex digits that change whenever a file, a box or the treatment does; of what is not official, also with
     its place."""
-    digest = hashlib.sha256(f"({_format(listing)}, {_named(treatment)})".encode())
+    digest = Digest(f"({_format(listing)}, {_named(treatment)})".encode())
     if not official:
         digest.update(os.fsencode(listing.base.resolve()))
     base = str(listing.base)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import shutil
 import time
 import urllib.error
@@ -164,8 +163,6 @@ def _transfer(url: str, part: Path, progress: OnRead | None) -> None:
                 have += len(block)
                 if progress:
                     progress(f"downloading {part.stem}", have, total)
-            file.flush()
-            os.fsync(file.fileno())
     if total and have != total:
         raise http.client.IncompleteRead(b"", total - have)
 

@@ -23,7 +23,7 @@ from zeroforget.data.loading import Root, listed
 from zeroforget.data.shards import COLUMNS, INDEX, PARTS, Index, Rows
 from zeroforget.data.sources import FLIPPED, Source
 from zeroforget.data.stream import Shard
-from zeroforget.files.atomic import make_folder, sync_folder, write_bytes
+from zeroforget.files.atomic import make_folder, replace, write_bytes
 from zeroforget.files.hashes import sha256
 from zeroforget.files.locks import locked_if_possible
 
@@ -181,8 +181,7 @@ class _Packing:
 
     def keep(self, file: str, found: Any) -> None:
         """A shard is written: it gets its name, and then a note of what is in it."""
-        (self.work / file).replace(self.out / file)
-        sync_folder(self.out)
+        replace(self.work / file, self.out / file)
         write_bytes(self.work / f"{file}.json", json.dumps(found).encode())
 
     def index(self, found: dict[str, Any]) -> Index:

@@ -5,7 +5,6 @@ Every picture is decoded once, so that what cannot be used is known before anybo
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -20,8 +19,9 @@ from PIL import Image
 
 from zeroforget.data.decode import ENDINGS, Bytes, answered, decode, needs, script
 from zeroforget.data.tars import BadTar, Writer, length_of, samples
+from zeroforget.files.atomic import sync_file
+from zeroforget.files.hashes import Digest, blocks
 
-BLOCK = 2**22
 Job = dict[str, Any]
 """`do`: "write" or "read"; the rest is the function's."""
 
@@ -30,7 +30,7 @@ class _Hashed:
     """A file to write to that knows the sha256 of what was written."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
+        self._file, self.digest = file, Digest()
 
     def write(self, content: bytes) -> int:
         self.digest.update(content)
@@ -68,8 +68,7 @@ def write(
             else:
                 rows.append([number, *tar.add(f"{number:010d}", ending, content, label)])
         length = tar.end()
-        file.flush()
-        os.fsync(file.fileno())
+    sync_file(Path(path))
     return {"bytes": length, "sha256": hashed.digest.hexdigest(), "rows": rows, "bad": bad}
 
 
@@ -110,8 +109,8 @@ def read(path: str, manner: Sequence[Any]) -> Job:
             else:
                 rows.append([each.label, each.start, each.size])
         file.seek(0)
-        digest = hashlib.sha256()
-        while block := file.read(BLOCK):
+        digest = Digest()
+        for block in blocks(file):
             digest.update(block)
     return {"bytes": length, "sha256": digest.hexdigest(), "rows": rows, "bad": [[f"{path}: {n}", w] for n, w in bad]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import queue
 import tempfile
@@ -22,7 +21,8 @@ import numpy as np
 from zeroforget.data.collection import DataError
 from zeroforget.data.decode import Bytes, Damage, Item, Manner, ask, decode_chunk, worker
 from zeroforget.data.places import cache_folder
-from zeroforget.files.hashes import hash_of_file, sha256
+from zeroforget.files.atomic import replacing
+from zeroforget.files.hashes import Digest, hash_of_file, sha256
 
 PIECE = 32
 """So many pictures are decoded by a worker at a time."""
@@ -204,8 +204,8 @@ def fetch(address: str, shard: Shard) -> Path:
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = place.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
-    digest, done = hashlib.sha256(), 0
-    try:
+    digest, done = Digest(), 0
+    with replacing(place, aside):
         with _reached(f"{address}/{shard.file}"):
             import fsspec
 
@@ -216,9 +216,6 @@ def fetch(address: str, shard: Shard) -> Path:
                     digest.update(block)
         if digest.hexdigest() != shard.sha256:
             raise changed(f"{address}/{shard.file}", shard, done)
-        aside.replace(place)
-    finally:
-        aside.unlink(missing_ok=True)
     return place
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zeroforget.data.alter import alter
+from zeroforget.files.hashes import Digest
 
 _LOOKED_AT = 1024
 """So many images at a time are searched for what is no number: they may lie in a file larger than memory."""
@@ -49,7 +49,7 @@ class Images(ABC):
 
     def identity(self, rows: Tensor) -> bytes:
         """What tells these images from any others."""
-        digest = hashlib.sha256()
+        digest = Digest()
         for part in rows.split(_LOOKED_AT):
             digest.update(self.index_select(0, part).numpy().tobytes())
         return digest.digest()

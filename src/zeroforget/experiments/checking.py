@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from zeroforget.files.mistakes import nearest
+from zeroforget.files.text import nearest
 from zeroforget.methods.registry import called, options
 
 

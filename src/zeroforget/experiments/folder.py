@@ -22,7 +22,7 @@ from zeroforget._version import __version__
 from zeroforget.experiments.data_facts import changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
-from zeroforget.files import leases, locks
+from zeroforget.files import locks
 from zeroforget.files.paths import read_regular
 from zeroforget.methods import registry
 
@@ -66,7 +66,7 @@ class RunFolder:
             def check() -> None:
                 try:
                     held()
-                except leases.Lost as error:
+                except locks.Lost as error:
                     raise Busy(str(error)) from error
 
             yield check
@@ -161,7 +161,7 @@ def _lock(stack: ExitStack, file: Path) -> Callable[[], None]:
         with suppress(locks.NoLocks):
             stack.enter_context(locks.locked(file, doing, wait=0.0))
             return lambda: None
-    return stack.enter_context(leases.leased(file, doing)).check
+    return stack.enter_context(locks.leased(file, doing)).check
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from zeroforget.experiments.costs import COSTS, Cost, CostTable
 from zeroforget.experiments.disk import beginning
 from zeroforget.experiments.tables import BASELINES, Row, Table
-from zeroforget.files import signs
+from zeroforget.files.text import safe_cell
 
 CSV = ("table", "method", "source", "seeds", "column", "accuracy", "forgetting", "std")
 BOOKTABS = "% \\usepackage{booktabs}"
@@ -138,8 +138,8 @@ def to_csv(tables: Sequence[Table]) -> str:
             for column, cell in zip(table.columns, row.entries, strict=True):
                 figures = (cell.accuracy, cell.forgetting, cell.spread)
                 texts = ["" if figure is None or figure != figure else f"{figure:.6g}" for figure in figures]
-                names = map(signs.cell, (table.title, row.method, row.source))
-                writer.writerow([*names, row.seeds, signs.cell(column), *texts])
+                names = map(safe_cell, (table.title, row.method, row.source))
+                writer.writerow([*names, row.seeds, safe_cell(column), *texts])
     return out.getvalue()
 
 
@@ -190,5 +190,5 @@ def _costs_csv(tables: Sequence[CostTable]) -> str:
         for row in table.rows:
             figures = dataclasses.astuple(row)
             texts = ["" if figure is None else f"{figure:.10g}" for figure in figures[1:]]
-            writer.writerow([signs.cell(table.title), signs.cell(figures[0]), *texts])
+            writer.writerow([safe_cell(table.title), safe_cell(figures[0]), *texts])
     return out.getvalue()

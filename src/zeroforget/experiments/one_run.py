@@ -4,7 +4,6 @@ not one bit of the results."""
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import time
@@ -29,6 +28,7 @@ from zeroforget.experiments.resolve import NamedPart, make_network
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
 from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
+from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
 from zeroforget.processes import PeerLost, current
@@ -305,7 +305,7 @@ def deterministic() -> Iterator[None]:
 
 def digest(tensor: Tensor) -> str:
     """The SHA-256 of a tensor's bytes: equal only where every bit is."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return sha256(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
 def parameters(method: Method) -> int:

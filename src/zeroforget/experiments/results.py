@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from zeroforget.experiments.checking import conform
 from zeroforget.experiments.disk import damaged, read_json, write_json
-from zeroforget.files.mistakes import nearest
+from zeroforget.files.text import nearest
 
 FILE = "results.json"
 _REMEDY = "delete it and run the experiment again: it is made anew from the tasks that the run's folder holds"

@@ -10,7 +10,7 @@ from zeroforget.experiments import paper
 from zeroforget.experiments.comparability import check_alike, other_code, unlike
 from zeroforget.experiments.results import Results, deviation, mean
 from zeroforget.experiments.statistics import paired
-from zeroforget.files.mistakes import nearest
+from zeroforget.files.text import nearest
 
 TITLES = {
     "finetuning": "Finetuning",

@@ -32,6 +32,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         write_new(aside, content)
 
 
+def write_over(path: Path, content: bytes) -> None:
+    """Write in place, for a note of a few bytes: a file that another process has removed is not made again."""
+    handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        os.write(handle, content)
+        os.ftruncate(handle, len(content))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def replacing(path: Path, aside: Path | None = None) -> Iterator[Path]:
     """A file to write beside `path`. It is made to last and gets that name, or, if anything goes wrong, is removed."""

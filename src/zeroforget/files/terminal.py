@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from zeroforget.files.signs import LINES, visible
+from zeroforget.files.text import LINES, visible
 
 
 class Terminal(Console):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from zeroforget.axes.find import Axes
 from zeroforget.axes.inputs import Several, unpacks
 from zeroforget.axes.labels import label_size
 from zeroforget.axes.plain_modules import laid_out, remembered_sizes, replace, replace_kept, set_tensor
+from zeroforget.files.hashes import Digest
 from zeroforget.growing import user_buffers
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.per_task import HeadPlace, PerTask
@@ -185,7 +185,7 @@ def _key(path: str, name: str) -> str:
 
 def fingerprint(module: nn.Module) -> str:
     """The SHA-256 of every tensor in a module's state dict, with its name, type and shape; the same on every device."""
-    out = hashlib.sha256()
+    out = Digest()
     for name, tensor in sorted(module.state_dict().items()):
         plain = (tensor if tensor.layout == torch.strided else tensor.to_dense()).detach().cpu().contiguous()
         out.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())

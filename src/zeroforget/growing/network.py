@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zeroforget.axes.find import Axes
 from zeroforget.axes.inputs import one_input
 from zeroforget.axes.plain_modules import hollow, layout_of, list_weights
-from zeroforget.files.lazy import MethodFrom
+from zeroforget.files.imports import MethodFrom
 from zeroforget.growing import user_buffers
 from zeroforget.growing.convert import live
 from zeroforget.growing.dense import CutFrom, fingerprint

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from zeroforget.axes.labels import births_of
-from zeroforget.files.small_tables import SmallTable
+from zeroforget.files.text import SmallTable
 from zeroforget.growing import user_buffers
 from zeroforget.growing.births import states
 from zeroforget.growing.convert import Homes

@@ -1,4 +1,4 @@
-"""The methods: one file each, found by looking into this package."""
+"""The methods, found by looking into this package."""
 
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits
 from zeroforget.methods.registry import find, names

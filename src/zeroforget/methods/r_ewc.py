@@ -12,8 +12,8 @@ from torch.nn.utils import parametrize
 
 from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
+from zeroforget.methods.anchored import Ewc
 from zeroforget.methods.base import Overhead, bits
-from zeroforget.methods.ewc import Ewc
 from zeroforget.methods.importance import Batches, checked, sampled_labels, samples_of
 from zeroforget.training import Fit
 from zeroforget.training.seeding import generator

@@ -3,7 +3,6 @@ as `package.module:Class`. The signature of its `__init__` is its configuration.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -18,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeroforget.files.hashes import sha256
 from zeroforget.files.imports import look_here
-from zeroforget.files.mistakes import nearest
+from zeroforget.files.text import nearest
 from zeroforget.methods.base import Method
 
 Factory = Callable[..., Method]
@@ -88,7 +88,7 @@ def code(name: str) -> str | None:
         return None
     try:
         file = inspect.getsourcefile(_foreign(name))
-        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+        return None if file is None else sha256(Path(file).read_bytes())[:16]
     except (TypeError, OSError):
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroforget.files.mistakes import nearest
+from zeroforget.files.text import nearest
 from zeroforget.nets.alexnet import AlexNet
 from zeroforget.nets.compact import Compact
 from zeroforget.nets.layers import Shape

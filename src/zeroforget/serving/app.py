@@ -8,7 +8,6 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zeroforget._version import __version__
+from zeroforget.files.hashes import Digest
 from zeroforget.serving import schemas
 from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
@@ -264,7 +264,7 @@ def _guard(page: str) -> str:
     """The page's policy."""
     kinds = {kind: re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL) for kind in ("style", "script")}
     digests = {
-        kind: " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+        kind: " ".join(f"'sha256-{b64encode(Digest(text.encode()).digest()).decode()}'" for text in texts)
         for kind, texts in kinds.items()
     }
     return GUARD.format(**digests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import logging
 import re
@@ -20,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zeroforget.files.atomic import write_new
+from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import FieldError, read_bytes
 from zeroforget.serving.settings import Settings
 from zeroforget.serving.together import Together
@@ -200,7 +200,7 @@ def _read(path: Path) -> dict[str, _Holder]:
 
 
 def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+    return sha256(key.encode())
 
 
 def new_key(path: Path, name: str, rate: float | None = None) -> str:

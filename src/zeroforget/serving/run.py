@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from zeroforget.files.signs import LINES, visible
+from zeroforget.files.text import LINES, visible
 from zeroforget.serving.app import Server
 from zeroforget.serving.guard import Door, ask_for_files, guarded
 from zeroforget.serving.settings import Settings

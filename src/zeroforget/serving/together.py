@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeroforget.files.locks import locked
+from zeroforget.files.locks import alone_in, locked
 from zeroforget.store.verify import Proof, Report
 
 log = logging.getLogger("zeroforget.serving")
@@ -121,17 +121,11 @@ class Together:
     @contextlib.contextmanager
     def allowance(self, key: str) -> Iterator[list[float]]:
         """What is left of a key's rate, and since when, for all processes together: a list to be changed inside."""
-        import fcntl
-
-        handle = os.open(self.folder / f"rate-{key}", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with alone_in(self.folder / f"rate-{key}") as handle:
             held = os.pread(handle, _ALLOWANCE.size, 0)
             values = list(_ALLOWANCE.unpack(held)) if len(held) == _ALLOWANCE.size else [1.0, time.monotonic()]
             yield values
             os.pwrite(handle, _ALLOWANCE.pack(*values), 0)
-        finally:
-            os.close(handle)
 
     def _tell(self, name: str, values: Mapping[str, Any]) -> None:
         aside = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"

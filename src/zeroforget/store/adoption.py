@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zeroforget.data import Preparation, Split, Task
-from zeroforget.files.signs import composed
+from zeroforget.files.text import composed
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.tfm import Tfm

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zeroforget._version import __version__
-from zeroforget.files.signs import visible
+from zeroforget.files.text import visible
 from zeroforget.store.model import Model
 from zeroforget.store.schema import TaskFacts, accuracy_of
 

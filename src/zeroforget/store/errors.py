@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from zeroforget.files.json_fields import FieldError
-from zeroforget.files.mistakes import WrongOption
+from zeroforget.files.text import WrongOption
 
 
 class ModelError(ValueError):

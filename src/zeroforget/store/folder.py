@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from zeroforget.files import atomic, paths
 from zeroforget.files.hashes import sha256
-from zeroforget.files.signs import composed
+from zeroforget.files.text import composed
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.names import kept_name, means, version_of
 from zeroforget.store.schema import (

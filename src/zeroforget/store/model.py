@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zeroforget.files.small_tables import SmallTable
+from zeroforget.files.text import SmallTable
 from zeroforget.growing.dense import DenseInTurn
 from zeroforget.growing.growth import whole
 from zeroforget.growing.network import GrowingNetwork

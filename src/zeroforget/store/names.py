@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from zeroforget.files.signs import composed
+from zeroforget.files.text import composed
 from zeroforget.store.errors import ModelError
 
 _MOST = 64

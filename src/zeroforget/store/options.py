@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from zeroforget.files import paths
-from zeroforget.files.mistakes import nearest
+from zeroforget.files.text import nearest
 from zeroforget.store.errors import BadOption, ModelError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -26,7 +25,8 @@ from zeroforget.data.decode import MOST_PIXELS, TooLarge, covering, fitted, need
 from zeroforget.data.readers.files import folders
 from zeroforget.data.readers.folder import ClassFiles, class_files
 from zeroforget.data.shards import INDEX, PARTS, Index, InShards, open_index
-from zeroforget.files.signs import has_hidden, visible
+from zeroforget.files.hashes import Digest, sha256
+from zeroforget.files.text import has_hidden, visible
 from zeroforget.nets import Shape
 from zeroforget.store.errors import ModelError, TooManyPixels, Unreadable
 from zeroforget.store.folder import Folder
@@ -279,10 +279,10 @@ def check(pictures: Pictures, *, strict: bool, unreadable: float = MOST_UNREADAB
 
 def in_two_classes(pictures: Pictures) -> list[tuple[Path, Path]]:
     """Pictures that are the same, pixel for pixel, and lie under two classes."""
-    first: dict[bytes, int] = {}
+    first: dict[str, int] = {}
     found, files, labels = [], pictures.files, pictures.labels.tolist()
     for row, image in enumerate(pictures.images[:]):
-        other = first.setdefault(hashlib.sha256(image.numpy().tobytes()).digest(), row)
+        other = first.setdefault(sha256(image.numpy().tobytes()), row)
         if labels[other] != labels[row]:
             found.append((files[other], files[row]))
     return found
@@ -426,7 +426,7 @@ def thumbnails(images: Tensor | Images, rows: Tensor) -> Tensor:
 
 def pixels(split: Split) -> str:
     """sha256 of a split's images and labels, in order; of a shard's images, what its index says of them."""
-    digest = hashlib.sha256()
+    digest = Digest()
     if isinstance(split.images, Images):
         digest.update(split.images.identity(torch.arange(len(split)) if split.rows is None else split.rows))
         digest.update(split.labels.numpy().tobytes())

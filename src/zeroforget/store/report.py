@@ -14,7 +14,7 @@ from PIL import Image
 
 from zeroforget._version import __version__
 from zeroforget.files import atomic
-from zeroforget.files.signs import visible
+from zeroforget.files.text import visible
 from zeroforget.store.confusions import Mistake, Seen, recorded, seen
 from zeroforget.store.errors import ModelError, Unreadable
 from zeroforget.store.frozen_features import Found

@@ -12,8 +12,7 @@ from typing import Any
 from zeroforget.files import json_fields
 from zeroforget.files.hashes import sha256
 from zeroforget.files.json_fields import MOST_BYTES, Fields, sealed
-from zeroforget.files.signs import has_hidden
-from zeroforget.files.small_tables import SmallTable
+from zeroforget.files.text import SmallTable, has_hidden
 from zeroforget.store.backbone import MOST_VALUES, Backbone, backbone_of, one_of
 from zeroforget.store.errors import Damaged, ModelError, Newer, damage_told
 from zeroforget.store.names import folder_name, is_task_name, version_of

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from zeroforget.files import atomic, json_fields
 from zeroforget.files.json_fields import FieldError, Fields, sealed
-from zeroforget.files.signs import has_hidden
+from zeroforget.files.text import has_hidden
 from zeroforget.store.errors import ModelError, damage_told
 from zeroforget.store.folder import Chain, Folder
 from zeroforget.store.schema import read_bytes, unsealed

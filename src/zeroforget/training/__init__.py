@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from zeroforget.files.lazy import fetched
+from zeroforget.files.imports import fetched
 
 if TYPE_CHECKING:
     from zeroforget.progress import Progress

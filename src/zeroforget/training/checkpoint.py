@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from zeroforget.files.atomic import replacing
+from zeroforget.files.hashes import Digest
 
 _SUM = "sha256"
 
@@ -74,7 +74,7 @@ class Checkpoint:
 
 def _checksum(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
     """Of every name, type, shape and byte."""
-    digest = hashlib.sha256(json.dumps(facts).encode())
+    digest = Digest(json.dumps(facts).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)

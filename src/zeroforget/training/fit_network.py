@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeroforget.files import atomic
-from zeroforget.files.mistakes import nearest
 from zeroforget.files.paths import NotRegular, as_path, read_regular
+from zeroforget.files.text import nearest
 from zeroforget.growing.growth import as_classes
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import Rank

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroforget.files.mistakes import WrongOption
+from zeroforget.files.text import WrongOption
 
 _UNFIT = {
     "lbfgs": "it computes the loss several times a step",

@@ -3,17 +3,17 @@ run that was interrupted and resumed draws what an uninterrupted one would."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from zeroforget.files.hashes import short
+
 
 def derive(*key: object) -> int:
     """A 63-bit seed from any printable key."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(short(repr(key).encode()), "little") >> 1
 
 
 def generator(*key: object) -> torch.Generator:

@@ -12,7 +12,7 @@ import numpy as np
 from zeroforget.data.collection import DataError, Listing, set_apart
 from zeroforget.data.decode import ENDINGS
 from zeroforget.data.readers.files import folders, images, listing
-from zeroforget.files.signs import composed
+from zeroforget.files.text import composed
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 JUNK = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found", "Thumbs.db", "desktop.ini"}
