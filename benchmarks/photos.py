@@ -308,7 +308,8 @@ def table(found: dict[str, Any]) -> str:
     whats = list(dict.fromkeys(row["what"] for row in sorted(found["tasks"], key=lambda row: row["place"])))
     sets = [name for name in MEASURED if any(one == name for _, one in there)]
     shared = [name for name in sets if all((what, name) in there for what in whats)]
-    heads = [*sets, f"{' and '.join(shared)} (95 % interval)", "s a task", "kB a task"]
+    every = "all four" if shared == list(MEASURED) else " and ".join(shared)
+    heads = [*sets, f"{every} (95 % interval)", "s a task", "kB a task"]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     for what in whats:
         rows = {row["set"]: row for row in found["tasks"] if row["what"] == what}

@@ -11,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from tests.store.helpers import write_digits
 from zeroforget import nets
-from zeroforget.data import Split
+from zeroforget.data import Preparation, Split
 from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import compact
 from zeroforget.store import Model, ModelError, Watch, open_model
@@ -22,6 +23,7 @@ from zeroforget.store.folder import BORN, SPREAD
 from zeroforget.store.frozen_features import Added, Found, cross_validated, folds, pool
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
 from zeroforget.store.schema import interval
+from zeroforget.training import logits
 from zeroforget.training.probe import fit_head
 
 MADE = {"network": "small", "size": 8, "gray": True}
@@ -57,6 +59,22 @@ def test_frozen_features_are_those_of_the_file_in_every_task(data: Path, tmp_pat
     assert all(task.accuracy > 0.8 for task in model.tasks)
     assert any("the features are frozen" in line for line in said)
     assert model.verify({"low": data / "low", "high": data / "high"})
+
+
+def test_features_are_computed_once_and_those_of_test_pictures_again_as_they_are_read(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = started(tmp_path, data), list[int]()
+
+    def counted(extract: nn.Module, part: Split, prepare: Preparation, device: str = "cpu") -> Tensor:
+        seen.append(len(part))
+        return logits(extract, part, prepare, device=device)
+
+    for module in ("frozen_features", "learning", "task_guess"):
+        monkeypatch.setattr(f"zeroforget.store.{module}.logits", counted)
+    facts = model.learn(data / "high", "high", device="cpu")
+    assert "cross_validation" in facts.training
+    assert sum(seen) == sum(facts.data.counts) + facts.data.held_out
 
 
 def test_a_later_task_may_grow_on_frozen_features(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

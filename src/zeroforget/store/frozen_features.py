@@ -27,11 +27,34 @@ from zeroforget.training.probe import Head, fit_head
 from zeroforget.training.seeding import generator
 
 
+class Features:
+    """What a task's network makes of the task's pictures, those of each part computed once."""
+
+    def __init__(self, net: GrowingNetwork, ready: Lesson, device: str) -> None:
+        self.extract = net.dense(len(net.history) - 1).get_submodule("features").to(device)
+        self.prepare, self.device = preparation(ready.preprocessing), device
+        self._known: list[tuple[Split, Tensor]] = []
+
+    def of(self, part: Split) -> Tensor:
+        """A row for each picture of a part of the task."""
+        for split, values in self._known:
+            if split is part:
+                return values
+        values = logits(self.extract, part, self.prepare, device=self.device)
+        self._known.append((part, values))
+        return values
+
+    def mirrored(self, part: Split) -> Tensor:
+        """Of the same pictures, left to right."""
+        return logits(lambda x: self.extract(x.flip(-1)), part, self.prepare, device=self.device)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A network that has begun the task, its head on features that were there, and how that came."""
 
     net: GrowingNetwork
+    features: Features
     head: Head
     log: FitLog
 
@@ -41,24 +64,23 @@ def on_frozen(net: GrowingNetwork, ready: Lesson, growth: Growth, *, device: str
     """Begin the task on this network, and fit its head; nothing else moves."""
     began, task = time.perf_counter(), ready.task
     net.add_task(task.name, len(task.classes), growth, quiet=True)
-    head = fit_newest(net.eval(), ready, device=device)
+    features = Features(net.eval(), ready, device)
+    head = fit_newest(features, ready)
     place(net, head.weight, head.bias)
     log = FitLog(stopped="the head fits, and its features are frozen")
     log.add(Epoch(0, 0.0, head.loss, head.loss, head.accuracy, time.perf_counter() - began), "last")
-    return Fitted(net, head, log)
+    return Fitted(net, features, head, log)
 
 
 @torch.no_grad()
-def fit_newest(net: GrowingNetwork, ready: Lesson, *, device: str) -> Head:
+def fit_newest(features: Features, ready: Lesson) -> Head:
     """A head for the newest task, fitted to its features as they are now."""
-    task, prepare = ready.task, preparation(ready.preprocessing)
-    extract = net.dense(len(net.history) - 1).get_submodule("features").to(device)
-    train = choosing = (logits(extract, task.train, prepare, device=device), task.train.labels)
+    task = ready.task
+    train = choosing = (features.of(task.train), task.train.labels)
     if task.val is not task.train:
-        choosing = (logits(extract, task.val, prepare, device=device), task.val.labels)
+        choosing = (features.of(task.val), task.val.labels)
     if task.prepare.flip:
-        mirrored = logits(lambda x: extract(x.flip(-1)), task.train, prepare, device=device)
-        train = (torch.cat([train[0], mirrored]), task.train.labels.repeat(2))
+        train = (torch.cat([train[0], features.mirrored(task.train)]), task.train.labels.repeat(2))
         choosing = train if task.val is task.train else choosing
     return fit_head(train, choosing, len(task.classes))
 
@@ -114,13 +136,18 @@ Judged = Callable[[Split, Split, Split], int]
 """Learn from the first, choose by the second, and count the right answers on the third."""
 
 
-def pool(ready: Lesson) -> Split:
-    """All pictures of a task, but for a folder of test pictures."""
+def pooled(ready: Lesson) -> list[Split]:
+    """The parts of a task, but for a folder of test pictures."""
     task = ready.task
     parts = [task.train, *([] if task.val is task.train else [task.val])]
-    parts += [task.test] if task.test.images is task.train.images else []
+    return parts + ([task.test] if task.test.images is task.train.images else [])
+
+
+def pool(ready: Lesson) -> Split:
+    """All pictures of these parts."""
+    parts = pooled(ready)
     rows = [part.rows for part in parts if part.rows is not None]
-    return Split(task.train.images, torch.cat([part.labels for part in parts]), torch.cat(rows))
+    return Split(ready.task.train.images, torch.cat([part.labels for part in parts]), torch.cat(rows))
 
 
 def folds(pictures: Split, count: int, seed: int) -> Tensor:

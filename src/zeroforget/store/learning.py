@@ -36,6 +36,7 @@ from zeroforget.store.frozen_features import (
     ENOUGH,
     FOLDS,
     Added,
+    Features,
     cross_validated,
     fit_newest,
     folds,
@@ -43,6 +44,7 @@ from zeroforget.store.frozen_features import (
     on_frozen,
     place,
     pool,
+    pooled,
 )
 from zeroforget.store.interrupted import begin, end, shared
 from zeroforget.store.names import folder_name, next_version, task_name
@@ -86,6 +88,7 @@ from zeroforget.store.tensors import born
 from zeroforget.store.writing import Watch, changing
 from zeroforget.training import Diverged, Fit, FitLog, logits
 from zeroforget.training.checkpoint import DamagedCheckpoint
+from zeroforget.training.evaluate import BATCH
 from zeroforget.training.seeding import seeded
 
 MOST_EPOCHS = 500
@@ -198,6 +201,7 @@ class Learning:
     ) -> None:
         self.folder, self.chain, self.ready, self.options, self.watch = folder, chain, ready, options, watch
         self.origin = classifier
+        self.features: Features | None = None
         first = Start.of(chain)
         self.start = first or (
             None
@@ -254,13 +258,16 @@ class Learning:
             plain = copy.deepcopy(self.net) if adds else self.net
             growth = 0.0 if adds else self.candidates[0].growth
             fitted = on_frozen(plain, self.ready, growth, device=options.device)
+        self.features = fitted.features
         if not adds:
             return fitted.net, fitted.log
         grower = Added(self.net, example(self.backbone), fitted.head, **self._growing()).to(options.device)
         log = self._train(grower)
         grower.to("cpu")
-        before, after = fitted.head, fit_newest(grower.net.eval(), self.ready, device=options.device)
+        features = Features(grower.net.eval(), self.ready, options.device)
+        before, after = fitted.head, fit_newest(features, self.ready)
         if after.loss < LESS * before.loss:
+            self.features = features
             place(grower.net, after.weight, after.bias)
             log.notes["head"] = after.accuracy
             return grower.net, log
@@ -282,8 +289,8 @@ class Learning:
         every = pool(self.ready)
         parts = folds(every, options.folds or FOLDS, options.seed)
         if alone:
-            extract = net.dense(self.number - 1).get_submodule("features")
-            values = logits(extract, every, preparation(self.ready.preprocessing), device=options.device)
+            assert self.features is not None
+            values = torch.cat([self.features.of(part) for part in pooled(self.ready)])
             known = Split(values, every.labels, torch.arange(len(every)))
             return cross_validated(known, parts, options.seed, share, judge_head)
         assert before is not None
@@ -436,12 +443,17 @@ class Learning:
     def _measure(self, dense: nn.Module, facts: TaskFacts, aside: Path) -> TaskFacts:
         """Accuracy and calibration of the network as it will be read, and the file that tells its pictures apart."""
         task, prepare = self.ready.task, preparation(facts.preprocessing)
-        scores = logits(dense, task.test, prepare)
+        tested = logits(dense.get_submodule("features"), task.test, prepare)
+        scores = torch.cat([dense.get_submodule("head")(part) for part in tested.split(BATCH)])
         right = float((scores.argmax(1) == task.test.labels).sum()) / len(task.test)
-        values, labels = task_guess.features(dense, task.train, prepare), task_guess.sampled_labels(task.train)
-        frozen = self.start is not None and self.start.frozen
-        about = task_guess.spread(values, labels, len(facts.classes), unit=frozen)
-        far = task_guess.quantiles(task_guess.distance(task_guess.features(dense, task.test, prepare), about))
+        rows, frozen = task_guess.sampled(len(task.train)), self.start is not None and self.start.frozen
+        if self.features is not None and self.options.device == "cpu":  # another device rounds otherwise
+            values = self.features.of(task.train)[rows].double()
+        else:
+            values = task_guess.features(dense, task.train, prepare)
+        about = task_guess.spread(values, task.train.labels[rows], len(facts.classes), unit=frozen)
+        tested = tested[task_guess.sampled(len(tested))].double()
+        far = task_guess.quantiles(task_guess.distance(tested, about))
         written = {**facts.files, SPREAD: self.folder.write_tensors(aside, SPREAD, about)}
         calibration = Calibration(task_guess.temperature(scores, task.test.labels), far)
         told = {**facts.training, "test": noted(scores, task.test.labels, len(facts.classes))}

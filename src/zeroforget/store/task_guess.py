@@ -52,16 +52,15 @@ def probabilities(scores: Tensor, calibration: Calibration) -> Tensor:
     return (scores.double() / calibration.temperature).softmax(1)
 
 
+def sampled(count: int) -> Tensor:
+    """The places of evenly chosen ones of so many pictures."""
+    return torch.linspace(0, count - 1, min(SAMPLE, count)).long()
+
+
 def features(dense: nn.Module, split: Split, prepare: Preparation) -> Tensor:
     """What a task's network hands to its head, for evenly chosen pictures of a split."""
-    rows = torch.linspace(0, len(split) - 1, min(SAMPLE, len(split))).long()
-    images, labels = split.batch(rows)
+    images, labels = split.batch(sampled(len(split)))
     return logits(dense.get_submodule("features"), Split(images, labels), prepare).double()
-
-
-def sampled_labels(split: Split) -> Tensor:
-    """The labels that go with `features`."""
-    return split.labels[torch.linspace(0, len(split) - 1, min(SAMPLE, len(split))).long()]
 
 
 def spread(values: Tensor, labels: Tensor, classes: int, *, unit: bool = False) -> dict[str, Tensor]:

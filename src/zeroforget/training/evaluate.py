@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from zeroforget.data import Preparation, Split
 
 Predictor = Callable[[Tensor], Tensor]
+BATCH = 256
+"""So many images are judged at a time."""
 
 
 def batches(
@@ -23,7 +25,7 @@ def batches(
 
 @torch.no_grad()
 def logits(
-    model: Predictor | nn.Module, split: Split, prepare: Preparation, *, size: int = 256, device: str = "cpu"
+    model: Predictor | nn.Module, split: Split, prepare: Preparation, *, size: int = BATCH, device: str = "cpu"
 ) -> Tensor:
     """The model's outputs for every image, on the CPU."""
     return torch.cat([model(x).cpu() for x, _ in batches(split, prepare, size, device)])
@@ -31,7 +33,7 @@ def logits(
 
 @torch.no_grad()
 def accuracy(
-    model: Predictor | nn.Module, split: Split, prepare: Preparation, *, size: int = 256, device: str = "cpu"
+    model: Predictor | nn.Module, split: Split, prepare: Preparation, *, size: int = BATCH, device: str = "cpu"
 ) -> float:
     """The share of images whose largest output is the right class."""
     correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches(split, prepare, size, device))
