@@ -27,7 +27,7 @@ from zeroforget.training.probe import Head, fit_head
 from zeroforget.training.seeding import generator
 
 
-class Features:
+class TaskFeatures:
     """What a task's network makes of the task's pictures, those of each part computed once."""
 
     def __init__(self, net: GrowingNetwork, ready: Lesson, device: str) -> None:
@@ -54,7 +54,7 @@ class Fitted:
     """A network that has begun the task, its head on features that were there, and how that came."""
 
     net: GrowingNetwork
-    features: Features
+    features: TaskFeatures
     head: Head
     log: FitLog
 
@@ -64,7 +64,7 @@ def on_frozen(net: GrowingNetwork, ready: Lesson, growth: Growth, *, device: str
     """Begin the task on this network, and fit its head; nothing else moves."""
     began, task = time.perf_counter(), ready.task
     net.add_task(task.name, len(task.classes), growth, quiet=True)
-    features = Features(net.eval(), ready, device)
+    features = TaskFeatures(net.eval(), ready, device)
     head = fit_newest(features, ready)
     place(net, head.weight, head.bias)
     log = FitLog(stopped="the head fits, and its features are frozen")
@@ -73,7 +73,7 @@ def on_frozen(net: GrowingNetwork, ready: Lesson, growth: Growth, *, device: str
 
 
 @torch.no_grad()
-def fit_newest(features: Features, ready: Lesson) -> Head:
+def fit_newest(features: TaskFeatures, ready: Lesson) -> Head:
     """A head for the newest task, fitted to its features as they are now."""
     task = ready.task
     train = choosing = (features.of(task.train), task.train.labels)

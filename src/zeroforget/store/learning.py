@@ -36,7 +36,7 @@ from zeroforget.store.frozen_features import (
     ENOUGH,
     FOLDS,
     Added,
-    Features,
+    TaskFeatures,
     cross_validated,
     fit_newest,
     folds,
@@ -201,7 +201,7 @@ class Learning:
     ) -> None:
         self.folder, self.chain, self.ready, self.options, self.watch = folder, chain, ready, options, watch
         self.origin = classifier
-        self.features: Features | None = None
+        self.features: TaskFeatures | None = None
         first = Start.of(chain)
         self.start = first or (
             None
@@ -264,7 +264,7 @@ class Learning:
         grower = Added(self.net, example(self.backbone), fitted.head, **self._growing()).to(options.device)
         log = self._train(grower)
         grower.to("cpu")
-        features = Features(grower.net.eval(), self.ready, options.device)
+        features = TaskFeatures(grower.net.eval(), self.ready, options.device)
         before, after = fitted.head, fit_newest(features, self.ready)
         if after.loss < LESS * before.loss:
             self.features = features
