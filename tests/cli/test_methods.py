@@ -104,7 +104,7 @@ def test_a_method_that_keeps_something_is_not_said_to_keep_nothing() -> None:
 
 
 def test_overheads_for_a_network_of_someone_elses() -> None:
-    network = "zeroforget.nets.lenet:LeNet"
+    network = "zeroforget.nets.convnets:LeNet"
     found = json.loads(call("hat", "--overhead", network, "--tasks", "1", "--shape", "1,28,28", "--json").stdout)
     assert found["methods"][0]["inference"] == [32 * 226]
     with pytest.raises(ValueError, match="--shape 3,224,224"):

@@ -11,14 +11,19 @@ import torch
 from torch import nn
 
 from zeroforget.files.text import nearest
-from zeroforget.nets.alexnet import AlexNet
-from zeroforget.nets.compact import Compact
+from zeroforget.nets.convnets import (
+    AlexNet,
+    LeNet,
+    Small,
+    SqueezeNet,
+    alexnet_cifar,
+    conv4,
+    lenet_wide,
+    vgg16,
+    vgg16_tiny,
+)
 from zeroforget.nets.layers import Shape
-from zeroforget.nets.lenet import LeNet, Small
-from zeroforget.nets.public import alexnet_cifar, conv4, lenet_wide
-from zeroforget.nets.resnet import resnet18, resnet50
-from zeroforget.nets.squeezenet import SqueezeNet
-from zeroforget.nets.vgg import vgg16, vgg16_tiny
+from zeroforget.nets.resnet import Compact, resnet18, resnet50
 
 
 @dataclass(frozen=True)
