@@ -29,6 +29,7 @@ from benchmarks.facts import commit
 from benchmarks.packed import PARTS, Packed, names
 from zeroforget import nets
 from zeroforget.data import Preparation
+from zeroforget.nets import resnet
 from zeroforget.store import Model, open_model
 from zeroforget.store.pictures import list_pictures, read_pictures
 from zeroforget.store.schema import interval
@@ -145,7 +146,7 @@ class Bench:
             "embedded, frozen (the default)": lambda name: self.later(name, {}, {}),
             "embedded, rank 16": lambda name: self.later(name, {}, {"rank": 16} | trained),
             "embedded, growth 0.1": lambda name: self.later(name, {}, {"growth": 0.1} | trained),
-            "embedded, linear probe": lambda name: self.probe(name, "compact", nets.compact.weights(), 64),
+            "embedded, linear probe": lambda name: self.probe(name, "compact", resnet.embedded_weights(), 64),
             "SqueezeNet, frozen": lambda name: self.later(name, given, {}),
             "SqueezeNet, rank 16": lambda name: self.later(name, given, {"rank": 16} | trained),
             "SqueezeNet, growth 0.1": lambda name: self.later(name, given, {"growth": 0.1} | trained),
@@ -227,7 +228,7 @@ class Bench:
     def uneven(self, name: str) -> dict[str, Any]:
         """Heads on the embedded network's features where every other class has a fifth of the photos: right answers of
         one fitted to the photos as they are, and of one to which each class counts the same."""
-        net = filled("compact", nets.compact.weights(), 64).eval()
+        net = filled("compact", resnet.embedded_weights(), 64).eval()
         (x, y), (tests, targets) = ((features(net, images), labels) for images, labels in self._images(name, 64))
         right = {False: 0, True: 0}
         for odd in (0, 1):

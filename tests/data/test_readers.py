@@ -17,9 +17,9 @@ from scipy.io import savemat
 from tests.data import helpers
 from zeroforget.data import Collection, DataError, load, load_folder, missing
 from zeroforget.data.decode import decode
-from zeroforget.data.readers import idx
-from zeroforget.data.readers.finegrained import read_birds
+from zeroforget.data.readers import arrays
 from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.readers.published import read_birds
 from zeroforget.data.sources import SOURCES
 from zeroforget.store.errors import ModelError
 from zeroforget.store.pictures import list_pictures, read_pictures
@@ -370,7 +370,7 @@ def test_counts_that_do_not_agree_are_an_error(tmp_path: Path) -> None:
 
 
 def test_idx_files_unpack_within_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idx, "ALWAYS", 2**16)
+    monkeypatch.setattr(arrays, "ALWAYS", 2**16)
     helpers.mnist(tmp_path / "mnist")
     path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(bytes(2**20)))

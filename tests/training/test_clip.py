@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from zeroforget.training.clip import clip
+from zeroforget.training.step import clip
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])

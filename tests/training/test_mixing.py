@@ -14,8 +14,8 @@ from tests.training.test_schedule import method, task
 from zeroforget.data import Split, Task
 from zeroforget.methods.baselines import Finetuning, Joint
 from zeroforget.training import Fit, Progress, Regime
-from zeroforget.training.mixing import mix, partner
 from zeroforget.training.seeding import generator, seeded
+from zeroforget.training.step import mix, partner
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -208,8 +208,8 @@ def _list(data_root: Path | None) -> None:
 
 
 def _status(entry: Source, data_root: Path | None) -> None:
+    from zeroforget.data.cache import data_roots
     from zeroforget.data.loading import find, lacking, remedy
-    from zeroforget.data.places import data_roots
 
     say(f"{entry.title}: {entry.classes} classes, {entry.train:,} training and {entry.test:,} test images")
     say(f"home: {entry.home}\nterms: {entry.terms}")
@@ -226,9 +226,9 @@ def _status(entry: Source, data_root: Path | None) -> None:
 
 
 def _download(entry: Source, data_root: Path | None, keep: bool, insecure: bool) -> None:
+    from zeroforget.data.cache import data_roots
     from zeroforget.data.download import download
     from zeroforget.data.loading import find
-    from zeroforget.data.places import data_roots
 
     folder = find(entry, data_root)
     if folder is None:

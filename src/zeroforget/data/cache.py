@@ -1,9 +1,4 @@
-"""Decoded images on disk: decoded once, then opened as one memory-mapped array.
-
-A cache entry is a folder named by what went in (each file's name, size and time of change, the treatment, and for data
-of one's own where they lie). It is written aside and renamed, so that it is there whole or not at all; processes that
-want the same one wait for the first.
-"""
+"""Where data sets and decoded images are kept on this disk: decoded once, then opened as one memory-mapped array."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +15,37 @@ from torch import Tensor
 
 from zeroforget.data.collection import DataError, Listing, OnRead, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
-from zeroforget.data.places import cache_folder
 from zeroforget.files.atomic import place, sync_file
 from zeroforget.files.hashes import Digest, hash_of_file
 from zeroforget.files.locks import locked_if_possible
-from zeroforget.files.paths import read_regular
+from zeroforget.files.paths import as_path, read_regular
+
+DATA_VARIABLE = "ZEROFORGET_DATA"
+CACHE_VARIABLE = "ZEROFORGET_CACHE"
+SYSTEM = Path("/usr/share/datasets")  # where Debian's data packages lie
+
+
+def data_roots(root: str | PathLike[str] | None = None) -> tuple[Path, ...]:
+    """Folders to look for data sets in, the first of which downloads go to: the one given; else those of the variable
+    ZEROFORGET_DATA (several with the path separator between); else the user's own and the system's."""
+    if root is not None:
+        return (as_path(root).expanduser(),)
+    named = os.environ.get(DATA_VARIABLE)
+    if named:
+        return tuple(Path(part).expanduser() for part in named.split(os.pathsep) if part)
+    return (_user_cache() / "data", SYSTEM)
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept: ZEROFORGET_CACHE, else the user's cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else _user_cache() / "decoded"
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "zeroforget"
+
 
 FORMAT = 1
 SINCE_PLAIN = 3

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import torch
 
-from zeroforget.data.cache import decoded
+from zeroforget.data.cache import data_roots, decoded
 from zeroforget.data.collection import Collection, DataError, Listing, OnRead, Pixels, Treatment
-from zeroforget.data.places import data_roots
 from zeroforget.data.readers.folder import check_parts, read_folder
 from zeroforget.data.shards import load_shards
 from zeroforget.data.sources import FLIPPED, SOURCES, Source

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeroforget.data.collection import Listing, Pixels, Treatment
-from zeroforget.data.readers.cifar import read_cifar10, read_cifar100
-from zeroforget.data.readers.digits import read_digits
-from zeroforget.data.readers.finegrained import (
+from zeroforget.data.readers.arrays import read_cifar10, read_cifar100, read_digits, read_fashion_mnist, read_mnist
+from zeroforget.data.readers.published import (
     read_actions,
     read_aircraft,
     read_birds,
     read_cars,
     read_flowers,
+    read_imagenet,
     read_scenes,
+    read_tiny_imagenet,
 )
-from zeroforget.data.readers.idx import read_fashion_mnist, read_mnist
-from zeroforget.data.readers.imagenet import read_imagenet, read_tiny_imagenet
 from zeroforget.data.values import Preparation
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from zeroforget.data.cache import cache_folder
 from zeroforget.data.collection import DataError
 from zeroforget.data.decode import Bytes, Damage, Item, Manner, ask, decode_chunk, worker
-from zeroforget.data.places import cache_folder
 from zeroforget.files.atomic import replacing
 from zeroforget.files.hashes import Digest, hash_of_file, sha256
 

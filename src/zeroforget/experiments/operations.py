@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.feed import LoadedTask
 from zeroforget.training.fit import Turns
 from zeroforget.training.learner import Learner
-from zeroforget.training.loaded import LoadedTask
 
 LOOKED_AT = 4
 """So many images make the step that is counted; each image of a batch costs the same."""

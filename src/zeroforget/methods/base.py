@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from zeroforget.data import Task
 from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
-from zeroforget.training.mixing import partner
+from zeroforget.training.step import partner
 
 
 @dataclass(frozen=True)

@@ -128,24 +128,24 @@ class Compact(nn.Module):
         return features
 
 
-NETWORK = "compact"
-FILE = Path(__file__).with_name("compact.safetensors")
+EMBEDDED = "compact"
+EMBEDDED_FILE = Path(__file__).with_name("compact.safetensors")
 
 
 class NotEmbedded(ValueError):
     """The package has no weights in it."""
 
 
-def weights() -> Path:
+def embedded_weights() -> Path:
     """The file of weights in the package."""
-    if not FILE.is_file():
+    if not EMBEDDED_FILE.is_file():
         raise NotEmbedded(
-            f"this copy of zeroforget comes without pretrained weights ({FILE} is missing); give a file with "
+            f"this copy of zeroforget comes without pretrained weights ({EMBEDDED_FILE} is missing); give a file with "
             "--weights, or train it: python -m benchmarks.backbone"
         )
-    return FILE
+    return EMBEDDED_FILE
 
 
-def is_there() -> bool:
+def is_embedded() -> bool:
     """Whether the package has its weights."""
-    return FILE.is_file()
+    return EMBEDDED_FILE.is_file()

@@ -65,26 +65,26 @@ def resolved(options: Options, chain: Chain | None, stack: ExitStack) -> Options
         return options
     network = options.network if chain is None else chain.model.backbone.network
     if chain is not None and chain.model.weights is not None:  # its tasks were taken back
-        own = resnet.is_there() and sha256(resnet.FILE.read_bytes()) == chain.model.weights
-        return replace(options, weights=resnet.FILE) if own else options
+        own = resnet.is_embedded() and sha256(resnet.EMBEDDED_FILE.read_bytes()) == chain.model.weights
+        return replace(options, weights=resnet.EMBEDDED_FILE) if own else options
     if options.pretrained and network is not None and libraries.is_foreign(network):
         file = Path(stack.enter_context(TemporaryDirectory())) / "weights.safetensors"
         save_file(libraries.pretrained(network), file)
         return replace(options, weights=file)
-    if options.pretrained and network not in (None, resnet.NETWORK):
+    if options.pretrained and network not in (None, resnet.EMBEDDED):
         raise ModelError(
             f"no weights of '{network}' come with zeroforget: bring a file and name it with --weights FILE "
             f"(safetensors, .pt or .pth; torchvision's names fit squeezenet). Without --network, --pretrained takes "
-            f"'{resnet.NETWORK}' with the weights in the package"
+            f"'{resnet.EMBEDDED}' with the weights in the package"
         )
     photos = not options.gray and options.width in (None, 1.0) and (options.size or SMALLEST) >= SMALLEST
-    if options.pretrained or (chain is None and network is None and photos and resnet.is_there()):
+    if options.pretrained or (chain is None and network is None and photos and resnet.is_embedded()):
         if not photos:
             raise ModelError(
                 f"the weights in the package are for color photos of {SMALLEST} pixels and more at full width: leave "
                 "out --gray and --width, or --pretrained"
             )
-        return replace(options, network=network or resnet.NETWORK, weights=resnet.weights())
+        return replace(options, network=network or resnet.EMBEDDED, weights=resnet.embedded_weights())
     return options
 
 
@@ -120,7 +120,7 @@ def size_of(options: Options, network: str, published: int) -> int:
     """Pixels of a side, where none are asked for: with weights, those that they were trained for."""
     if options.size is not None:
         return options.size
-    return published if options.weights is not None and network != resnet.NETWORK else 64
+    return published if options.weights is not None and network != resnet.EMBEDDED else 64
 
 
 def backbone_of(chain: Chain | None, options: Options, name: str) -> Backbone:

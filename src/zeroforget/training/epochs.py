@@ -18,8 +18,7 @@ from zeroforget.operators.recorded import RecordedStep, backward, ways
 from zeroforget.processes import Processes
 from zeroforget.progress import Epoch, Progress
 from zeroforget.training.checkpoint import PAUSE, PhaseFile, restore_optimizer
-from zeroforget.training.clip import clip
-from zeroforget.training.feed import Feed
+from zeroforget.training.feed import Feed, LoadedTask, moved
 from zeroforget.training.learner import (
     FitSettings,
     Learner,
@@ -31,11 +30,10 @@ from zeroforget.training.learner import (
     restore,
     state_of,
 )
-from zeroforget.training.loaded import LoadedTask, moved
 from zeroforget.training.log import UNFINISHED, FitLog, Reporter
-from zeroforget.training.mixing import mix
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
+from zeroforget.training.step import clip, mix
 
 VALIDATED = 256
 """So many images are validated at a time."""

@@ -16,9 +16,8 @@ from zeroforget.data import Task
 from zeroforget.processes import current
 from zeroforget.training.checkpoint import Phases
 from zeroforget.training.epochs import VALIDATED, Training
-from zeroforget.training.feed import feeds
+from zeroforget.training.feed import LoadedTask, feeds
 from zeroforget.training.learner import Diverged, FitSettings, Learner, check_shared
-from zeroforget.training.loaded import LoadedTask
 from zeroforget.training.log import FitLog
 
 Turns = Callable[[list[FitLog]], Iterable[int]]

@@ -29,12 +29,12 @@ from zeroforget.growing.transaction import as_it_was
 from zeroforget.processes import current
 from zeroforget.progress import Epoch, Show, showing
 from zeroforget.training.evaluate import Predictor
+from zeroforget.training.feed import Loaded, LoadedTask
 from zeroforget.training.fit import Fit
-from zeroforget.training.loaded import Loaded, LoadedTask
 from zeroforget.training.log import FitLog
-from zeroforget.training.mixing import partner
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import seeded
+from zeroforget.training.step import partner
 
 GROWTH = 0.1
 """What a later task adds, as far as there is room."""

@@ -16,7 +16,7 @@ from zeroforget.processes import Processes
 from zeroforget.progress import Epoch, Progress
 from zeroforget.training.checkpoint import Later
 from zeroforget.training.evaluate import Predictor
-from zeroforget.training.loaded import LoadedTask
+from zeroforget.training.feed import LoadedTask
 from zeroforget.training.regime import Regime
 
 
