@@ -101,6 +101,26 @@ def test_a_network_may_have_to_be_told_the_size_of_its_images_unless_it_was(libr
     assert libraries.suggested(f"{library}/plain", {told: 32}, 64) == [{told: 32}]
 
 
+def test_torchvision_tells_of_images_with_its_weights_and_timm_with_the_network(asked: Asked) -> None:
+    told = SimpleNamespace(crop_size=[240], mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
+    weights = {"plain": SimpleNamespace(DEFAULT=SimpleNamespace(transforms=lambda: told))}
+    libraries._import("torchvision").models.get_model_weights = weights.__getitem__
+    about = {"input_size": (3, 240, 240), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    net = nn.Identity()
+    assert libraries.published("torchvision/plain", net) == about
+    assert libraries.published("torchvision/googlenet", net) == {}
+    assert libraries.published("timm/plain", net) == {}
+    net.pretrained_cfg = about  # type: ignore[assignment]
+    assert libraries.published("timm/plain", net) == about
+
+
+def test_published_weights_of_two_networks_want_pixels_of_another_range(asked: Asked) -> None:
+    """torchvision builds them so where it fills them itself; their file does not tell."""
+    assert libraries.beside_pretrained("torchvision/inception_v3") == {"transform_input": True}
+    for name in ("torchvision/plain", "timm/inception_v3"):
+        assert libraries.beside_pretrained(name) == {}
+
+
 def test_imagenets_names_come_from_the_library_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["tench", "crane", "crane"]
     info = SimpleNamespace(num_classes=lambda: 3, index_to_description=names.__getitem__)

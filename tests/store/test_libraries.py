@@ -328,6 +328,17 @@ def test_a_task_is_learned_on_a_librarys_features(
     assert open_model(tmp_path / "file").verify()
 
 
+def test_published_weights_bring_the_options_they_are_built_with(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = classifier("torchvision/residual10", width=4).state_dict()
+    monkeypatch.setattr(libraries, "pretrained", lambda name: dict(values))
+    monkeypatch.setattr(libraries, "beside_pretrained", lambda name: {"width": 4})
+    model = open_model(tmp_path / "m")
+    model.learn(data / "low", "low", network="torchvision/residual10", pretrained=True, size=8)
+    assert json_of(model)["backbone"]["options"]["width"] == 4
+
+
 @pytest.mark.parametrize(
     ("name", "where"), [("torchvision/residual10", "torchvision publishes"), ("timm/heads_tiny", "timm")]
 )

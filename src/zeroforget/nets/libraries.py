@@ -80,6 +80,12 @@ def build(name: str, **options: Any) -> nn.Module:
     return made
 
 
+def beside_pretrained(name: str) -> dict[str, Any]:
+    """Options, beside its defaults, that the library builds a network with where it fills it with published weights."""
+    library, model = find(name)
+    return {"transform_input": True} if library == "torchvision" and model in _AUXILIARY else {}
+
+
 def pretrained(name: str) -> dict[str, Tensor]:
     """The published weights of a network, from the library's own cache or fetched into it by the library."""
     library, model = find(name)
@@ -148,10 +154,17 @@ def suggested(name: str, options: Mapping[str, Any], size: int) -> list[dict[str
     return [dict(options)] + ([] if told in options else [{**options, told: size}])
 
 
-def published(net: nn.Module) -> dict[str, Any]:
+def published(name: str, net: nn.Module) -> dict[str, Any]:
     """What the library says about a network's images: `input_size`, `mean`, `std`; nothing where it does not."""
-    found = getattr(net, "pretrained_cfg", None)
-    return dict(found) if isinstance(found, Mapping) else {}
+    library, _, model = name.partition("/")
+    if library != "torchvision":
+        found = getattr(net, "pretrained_cfg", None)
+        return dict(found) if isinstance(found, Mapping) else {}
+    try:
+        told = _import(library).models.get_model_weights(model).DEFAULT.transforms()
+        return {"input_size": (3, *2 * [int(told.crop_size[0])]), "mean": tuple(told.mean), "std": tuple(told.std)}
+    except Exception:  # not every network has published weights, and not every version tells of them
+        return {}
 
 
 def _names(library: str) -> list[str]:

@@ -102,7 +102,7 @@ def from_library(given: Given, name: str, *, size: int | None, channels: int, se
     libraries.check_options(options)
     values = read_weights(given.weights)
     if size is None:
-        about = libraries.published(library_network(name, options, seed))
+        about = libraries.published(name, library_network(name, options, seed))
         size = min(MOST_PIXELS, int(about.get("input_size", (3, 224, 224))[-1]))
     problem: Exception | None = None
     for tried in libraries.suggested(name, options, size):
@@ -183,7 +183,7 @@ def _found(weights: Sequence[str], rest: Mapping[str, Tensor]) -> str:
 
 
 def _in_service(net: nn.Module, head: str, backbone: Backbone, given: Given) -> Classifier:
-    channels, about = backbone.shape[0], libraries.published(net)
+    channels, about = backbone.shape[0], libraries.published(backbone.network, net)
     mean, std = (
         own if own is not None else _usual(about.get(key, usual), channels)
         for own, key, usual in ((given.mean, "mean", IMAGENET[0]), (given.std, "std", IMAGENET[1]))

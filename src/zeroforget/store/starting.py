@@ -192,7 +192,8 @@ def library_start(options: Options) -> Classifier:
         )
     if options.width not in (None, 1.0):
         raise ModelError("width is for networks of ours")
-    given, channels = Given(options.weights), 1 if options.gray else 3
+    built = libraries.beside_pretrained(options.network) if options.pretrained else {}
+    given, channels = Given(options.weights, options=built), 1 if options.gray else 3
     found = from_library(given, options.network, size=options.size, channels=channels, seed=options.seed)
     return replace(found, backbone=replace(found.backbone, align=options.align or 1))
 
