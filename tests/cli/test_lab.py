@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from tests.experiments.helpers import results, write_toml
 from tests.experiments.report_runs import study
 from zeroforget.cli import app
-from zeroforget.experiments.display import ExperimentDisplay
 from zeroforget.experiments.experiment import Experiment
-from zeroforget.experiments.observers import TensorBoardObserver
+from zeroforget.experiments.observers import ExperimentDisplay, TensorBoardObserver
 from zeroforget.experiments.runner import run
 from zeroforget.progress import Epoch
 from zeroforget.training import Progress

@@ -18,8 +18,8 @@ from tests.experiments.helpers import Pulled, three_digits, tiny_net, write_toml
 from zeroforget.experiments import disk, folder
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import OtherConfiguration, environment
+from zeroforget.experiments.one_run import save_task
 from zeroforget.experiments.runner import run
-from zeroforget.experiments.state import save_task
 from zeroforget.methods import TaskSpec
 from zeroforget.training import checkpoint
 from zeroforget.training.checkpoint import Checkpoint

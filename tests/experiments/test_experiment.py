@@ -13,9 +13,8 @@ from torch import nn
 
 from tests.experiments.helpers import write_toml
 from zeroforget import nets
-from zeroforget.experiments.checking import conform
 from zeroforget.experiments.experiment import Choice, Experiment
-from zeroforget.experiments.resolve import make_scenario
+from zeroforget.experiments.resolve import conform, make_scenario
 from zeroforget.training import Regime
 
 

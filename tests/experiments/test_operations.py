@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.methods import helpers
-from zeroforget.experiments.operations import CountingFit, of_a_step, of_an_answer
+from zeroforget.experiments.costs import CountingFit, operations_of_a_step, operations_of_an_answer
 from zeroforget.methods.base import TaskSpec
 from zeroforget.training import Regime
 
@@ -23,8 +23,8 @@ def test_a_linear_network_by_hand() -> None:
     task = helpers.tasks()[0]
     method.add_task(TaskSpec(task.name, 5))
     first, head = 64 * 16, 16 * 5
-    assert of_an_answer(method.predictor(0), helpers.EXAMPLE) == 2 * (first + head)
-    assert of_a_step(method, task, 0, "cpu") == 2 * (2 * first + 3 * head)
+    assert operations_of_an_answer(method.predictor(0), helpers.EXAMPLE) == 2 * (first + head)
+    assert operations_of_a_step(method, task, 0, "cpu") == 2 * (2 * first + 3 * head)
 
 
 def test_a_fit_adds_up_all_phases_and_images() -> None:

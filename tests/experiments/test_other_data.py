@@ -13,7 +13,7 @@ from tests.data import helpers
 from tests.experiments.helpers import three_digits
 from tests.experiments.test_runner import Interrupted, StopAt
 from zeroforget.data import Scenario, Split
-from zeroforget.experiments.data_facts import changes, describe
+from zeroforget.experiments.comparability import data_changes, describe_data
 from zeroforget.experiments.experiment import Experiment
 from zeroforget.experiments.folder import OtherData
 from zeroforget.experiments.runner import run
@@ -92,16 +92,16 @@ def test_damaged_facts_are_named(text: str, photos: Path, tmp_path: Path) -> Non
 
 def test_facts_see_labels_shape_and_number_of_tasks_but_no_rounding() -> None:
     scenario = three_digits()
-    facts = describe(scenario)
-    assert changes(json.loads(json.dumps(facts)), facts) == []
+    facts = describe_data(scenario)
+    assert data_changes(json.loads(json.dumps(facts)), facts) == []
     first = scenario.tasks[0]
     nearly = Split(first.train.images + 1e-4, first.train.labels)
     turned = Split(first.train.images, first.train.labels.flip(0))
     for split, expected in ((nearly, []), (turned, ["the training labels of task 'digits-0' differ"])):
         task = type(first)(first.name, first.classes, split, first.val, first.test)
-        assert changes(facts, describe(Scenario("three", (1, 8, 8), (task, *scenario.tasks[1:])))) == expected
-    assert changes(facts, describe(three_digits(tasks=2))) == ["3 tasks, now 2"]
-    assert changes(facts, facts | {"shape": [3, 8, 8]}) == ["images were 1×8×8, now 3×8×8"]
+        assert data_changes(facts, describe_data(Scenario("three", (1, 8, 8), (task, *scenario.tasks[1:])))) == expected
+    assert data_changes(facts, describe_data(three_digits(tasks=2))) == ["3 tasks, now 2"]
+    assert data_changes(facts, facts | {"shape": [3, 8, 8]}) == ["images were 1×8×8, now 3×8×8"]
 
 
 def test_facts_of_bytes_are_shares() -> None:
@@ -109,4 +109,4 @@ def test_facts_of_bytes_are_shares() -> None:
     images = torch.full((60, 1, 8, 8), 51, dtype=torch.uint8)
     split = Split(images, task.train.labels)
     made = Scenario("bytes", (1, 8, 8), (type(task)("a", task.classes, split, split, split),))
-    assert describe(made)["tasks"][0]["test"]["means"] == [0.2] * 8
+    assert describe_data(made)["tasks"][0]["test"]["means"] == [0.2] * 8

@@ -23,10 +23,10 @@ from zeroforget.data import Task
 from zeroforget.experiments.experiment import Experiment, RunConfig
 from zeroforget.experiments.folder import Busy, Log, OtherConfiguration, RunFolder, differences, read_log
 from zeroforget.experiments.observers import Observer
+from zeroforget.experiments.one_run import load_method, load_tensors, save_task
 from zeroforget.experiments.resolve import NamedPart
 from zeroforget.experiments.results import Results, load_runs
 from zeroforget.experiments.runner import Failed, _Data, run
-from zeroforget.experiments.state import load_method, load_tensors, save_task
 from zeroforget.methods import Method, TaskSpec
 from zeroforget.methods.baselines import Joint
 from zeroforget.training import Fit, FitLog, Progress

@@ -13,8 +13,7 @@ from tests.experiments.helpers import results
 from zeroforget.experiments import formats
 from zeroforget.experiments.costs import COSTS, costs, size
 from zeroforget.experiments.results import Results, load_runs
-from zeroforget.experiments.statistics import paired
-from zeroforget.experiments.tables import Cell, Table, averages, signed, tables
+from zeroforget.experiments.tables import Cell, Table, averages, paired, signed, tables
 
 LACKING = "Not every method has a finished run with each seed (0, 1): mine_own lacks 0."
 

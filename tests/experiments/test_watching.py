@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from tests.experiments.helpers import results, write_toml
-from zeroforget.experiments import display
-from zeroforget.experiments.display import ExperimentDisplay
+from zeroforget.experiments import observers
 from zeroforget.experiments.experiment import Experiment, RunConfig
-from zeroforget.experiments.observers import Observer, Observers, TensorBoardObserver
+from zeroforget.experiments.observers import ExperimentDisplay, Observer, Observers, TensorBoardObserver
 from zeroforget.progress import Epoch
 from zeroforget.training import Progress
 
@@ -47,7 +46,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(display, "time", made)
+    monkeypatch.setattr(observers, "time", made)
     return made
 
 

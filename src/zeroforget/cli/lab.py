@@ -15,7 +15,7 @@ from zeroforget.cli.printing import complain, put, say
 
 if TYPE_CHECKING:
     from zeroforget.experiments.cluster import Cluster
-    from zeroforget.experiments.display import ExperimentDisplay
+    from zeroforget.experiments.observers import ExperimentDisplay
     from zeroforget.experiments.results import Results
 
 
@@ -252,7 +252,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _watching(runs: int, parallel: int) -> ExperimentDisplay:
-    from zeroforget.experiments.display import ExperimentDisplay
+    from zeroforget.experiments.observers import ExperimentDisplay
 
     return ExperimentDisplay(console(), runs, parallel)
 
@@ -265,8 +265,8 @@ def demo_command(
     import torch
 
     from zeroforget.experiments import demo
-    from zeroforget.experiments.display import ExperimentDisplay
     from zeroforget.experiments.formats import terminal
+    from zeroforget.experiments.observers import ExperimentDisplay
     from zeroforget.experiments.tables import tables
 
     torch.set_num_threads(1)  # for a network this small, handing work to threads takes longer than the work

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from zeroforget.data.scenarios import OWN
-from zeroforget.experiments.checking import arguments, can_be_called, conform, known_key
-from zeroforget.experiments.resolve import NamedPart, check_network, check_scenario
+from zeroforget.experiments.resolve import (
+    NamedPart,
+    arguments,
+    can_be_called,
+    check_network,
+    check_scenario,
+    conform,
+    known_key,
+)
 from zeroforget.experiments.search import SearchSettings
 from zeroforget.methods import registry
 from zeroforget.training import Regime

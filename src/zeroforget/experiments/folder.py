@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from zeroforget._version import __version__
-from zeroforget.experiments.data_facts import changes
+from zeroforget.experiments.comparability import data_changes
 from zeroforget.experiments.disk import damaged, read_json, write_json
 from zeroforget.experiments.results import FILE, Results
 from zeroforget.files import locks
@@ -111,7 +111,7 @@ class RunFolder:
             return
         there = read_json(file, _AGAIN)
         try:
-            different = changes(there, facts)
+            different = data_changes(there, facts)
         except (KeyError, TypeError, AttributeError) as error:
             raise damaged(file, f"it lacks {error}", _AGAIN) from error
         if different:

@@ -1,5 +1,4 @@
-"""One run: a folder, with every finished task on disk, so that a kill at any moment costs an epoch at most and changes
-not one bit of the results."""
+"""One run: a folder with each finished task on disk, so that a kill costs an epoch at most and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import json
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,98 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Scenario, Task
-from zeroforget.experiments.comparability import SETUP
-from zeroforget.experiments.data_facts import describe
-from zeroforget.experiments.disk import room_for
+from zeroforget.experiments.comparability import SETUP, describe_data
+from zeroforget.experiments.costs import CountingFit, operations_of_an_answer
+from zeroforget.experiments.disk import damaged, read_json, room_for, write_json
 from zeroforget.experiments.experiment import RunConfig
 from zeroforget.experiments.folder import Busy, Log, RunFolder, Unwritten, environment
 from zeroforget.experiments.observers import Observer
-from zeroforget.experiments.operations import CountingFit, of_an_answer
-from zeroforget.experiments.resolve import NamedPart, make_network
+from zeroforget.experiments.resolve import NamedPart, conform, make_network
 from zeroforget.experiments.results import Results
 from zeroforget.experiments.search import Search, carried
-from zeroforget.experiments.state import FIGURES, TENSORS, load_method, load_record, load_tensors, save_task
+from zeroforget.files.atomic import place
 from zeroforget.files.hashes import sha256
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.methods import Method, registry
 from zeroforget.processes import PeerLost, current
 from zeroforget.training import Diverged, FitLog, Progress, logits
-from zeroforget.training.checkpoint import DamagedCheckpoint
+from zeroforget.training.checkpoint import Checkpoint, DamagedCheckpoint
 from zeroforget.training.seeding import seeded
+
+RECORD = "task.json"
+TENSORS = "state.safetensors"
+FIGURES: dict[str, Any] = {
+    "name": str,
+    "classes": int,
+    "accuracy": list[float],
+    "log": dict[str, Any],
+    "logits": str,
+    "seconds": float,
+    "parameters": int,
+    "overhead": dict[str, int],
+    "growth": dict[str, int],
+    "unchanged": list[bool],
+}
+"""What a run notes of a finished task."""
+_REMEDY = "delete the run's folder and start it again"
+_OTHER = f"It was begun with another version of the method or the network: {_REMEDY}"
+
+
+def save_task(folder: Path, method: Method, record: dict[str, Any]) -> None:
+    """Write a finished task's folder aside and rename it into place; `record` goes into task.json."""
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    Checkpoint(aside / TENSORS).save(dict(method.state_dict()), {})
+    write_json(aside / RECORD, record | {"structure": method.structure()}, seal=True)
+    place(aside, folder)
+
+
+def load_record(folder: Path, needed: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """A finished task's task.json, or None. It must have the structure and what else is `needed`."""
+    file = folder / RECORD
+    if not file.exists():
+        return None
+    record = read_json(file, _REMEDY)
+    for name, kind in ({"structure": Any} | dict(needed or {})).items():
+        if name not in record:
+            raise damaged(file, f"it lacks '{name}'", _REMEDY)
+        try:
+            conform(record[name], kind, f"'{name}'")
+        except ValueError as error:
+            raise damaged(file, str(error), _REMEDY) from error
+    return record
+
+
+def load_method(folder: Path, method: Method) -> None:
+    """Bring a method that was just built to where it stood when the task was finished."""
+    record = load_record(folder)
+    try:
+        saved = Checkpoint(folder / TENSORS).load()
+    except DamagedCheckpoint as error:
+        raise ValueError(f"{error}; {_REMEDY}") from error
+    if record is None or saved is None:
+        raise ValueError(f"{folder} lacks {RECORD} or {TENSORS}; {_REMEDY}")
+    method.replay(record["structure"])
+    load_tensors(method, saved[0], str(folder))
+
+
+@torch.no_grad()
+def load_tensors(method: Method, saved: dict[str, torch.Tensor], where: str, advice: str = _OTHER) -> None:
+    """Copy tensors by name; the first that does not fit is named."""
+    own = method.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        if name not in saved:
+            raise ValueError(f"{where}: tensor '{name}' is missing from what was saved. {advice}")
+        if name not in own:
+            raise ValueError(f"{where}: tensor '{name}' was saved, but the method has none of that name. {advice}")
+        if own[name].shape != saved[name].shape or own[name].dtype != saved[name].dtype:
+            raise ValueError(
+                f"{where}: tensor '{name}' was saved as {tuple(saved[name].shape)} {saved[name].dtype}, "
+                f"but the method has {tuple(own[name].shape)} {own[name].dtype}. {advice}"
+            )
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
 
 
 class Refused(ValueError):
@@ -99,7 +172,7 @@ class _Run:
         self.processes = current()
 
         def claimed() -> dict[str, Any]:
-            folder.claim_data(describe(scenario))
+            folder.claim_data(describe_data(scenario))
             return folder.environment(config.choice.method)
 
         self.environment = self.processes.by_first(claimed)
@@ -256,7 +329,7 @@ class _Run:
                 hashes.append(digest(out))
             task = self.scenario.tasks[index]
             one = task.prepare.test(task.test.batch(torch.zeros(1, dtype=torch.int64))[0].to(self.device))
-            answer = of_an_answer(method.predictor(index), one)
+            answer = operations_of_an_answer(method.predictor(index), one)
         return {
             "accuracy": row,
             "logits": hashes[-1],

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from zeroforget.experiments.checking import conform
 from zeroforget.experiments.disk import damaged, read_json, write_json
+from zeroforget.experiments.resolve import conform
 from zeroforget.files.text import nearest
 
 FILE = "results.json"

@@ -12,10 +12,9 @@ import torch
 
 from zeroforget.data import Scenario
 from zeroforget.experiments.cluster import Cluster
-from zeroforget.experiments.display import watching
 from zeroforget.experiments.experiment import Experiment, Part, RunConfig
 from zeroforget.experiments.folder import Busy, RunFolder
-from zeroforget.experiments.observers import Observer
+from zeroforget.experiments.observers import Observer, watching
 from zeroforget.experiments.one_run import Broken, Refused, run_one
 from zeroforget.experiments.parallel import RunProcesses
 from zeroforget.experiments.resolve import NamedPart, check_data, make_scenario
