@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from zeroforget.cli.app import app
-from zeroforget.cli.networks import networks, parse_shape
+from zeroforget.cli.methods import networks, parse_shape
 
 
 def run(*arguments: str) -> str:

@@ -22,9 +22,8 @@ from tests.store.helpers import LATER, QUICK, write_digits
 from zeroforget.cli import adopt as adopt_module
 from zeroforget.cli import app
 from zeroforget.cli import model as model_module
-from zeroforget.cli.methods import _megabytes
+from zeroforget.cli.methods import _megabytes, _size
 from zeroforget.cli.model import _adds
-from zeroforget.cli.networks import _size
 from zeroforget.experiments import runner
 from zeroforget.experiments.cluster import Cluster
 from zeroforget.experiments.experiment import Experiment, Part

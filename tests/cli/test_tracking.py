@@ -15,7 +15,7 @@ from tests.experiments.helpers import write_toml
 from tests.store.helpers import write_digits
 from zeroforget.cli import app
 from zeroforget.store import open_model
-from zeroforget.store.card import card
+from zeroforget.store.report import card
 from zeroforget.tracking import tracker
 
 

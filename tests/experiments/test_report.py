@@ -17,7 +17,8 @@ from tests.experiments.report_runs import GROWN, run, study
 from zeroforget._version import __version__
 from zeroforget.cli import app
 from zeroforget.experiments.report import grouping as gather
-from zeroforget.experiments.report import html_tables, page, write_report
+from zeroforget.experiments.report import page, write_report
+from zeroforget.experiments.report.page import cost_table, in_bytes, in_time, results_table, swatch
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">'
@@ -137,9 +138,9 @@ def test_tables_tell_what_was_lost_and_what_it_cost() -> None:
             log["epochs"] = log["epochs"][:4]
     made[0].unchanged[:] = [False, True, True]
     (group,) = gather.groups(made)
-    (figures,) = table_rows(html_tables.results_table(group, ["EWC"]))
+    (figures,) = table_rows(results_table(group, ["EWC"]))
     assert figures == ["EWC", "50.0 ± 0.0 (-40.0)", "80.0 ± 0.0 (0.0)", "60.0 ± 0.0 (0.0)", "63.3 ± 0.0"]
-    (cost,) = table_rows(html_tables.cost_table(group, ["EWC"]))
+    (cost,) = table_rows(cost_table(group, ["EWC"]))
     assert cost == ["EWC", "1 of 4", "2,000", "3 kB", "4 kB", "12", "1 min 40 s"]
 
 
@@ -157,11 +158,11 @@ def test_tables_tell_what_was_lost_and_what_it_cost() -> None:
     ],
 )
 def test_bytes_have_the_unit_that_reads_best(size: float, text: str) -> None:
-    assert html_tables.in_bytes(size) == text
+    assert in_bytes(size) == text
 
 
 def test_times_have_the_units_that_read_best() -> None:
-    times = [html_tables.in_time(seconds) for seconds in (0.04, 59.94, 59.96, 61.4, 3599.6, 3725.0)]
+    times = [in_time(seconds) for seconds in (0.04, 59.94, 59.96, 61.4, 3599.6, 3725.0)]
     assert times == ["0.0 s", "59.9 s", "1 min 0 s", "1 min 1 s", "1 h 0 min", "1 h 2 min"]
 
 
@@ -203,7 +204,7 @@ def test_every_chart_has_the_figures_of_its_own_task_and_method() -> None:
         assert values(f"Heat map: accuracy of {label}") == rounded(*(cell for row in each.accuracy for cell in row))
     assert values("Line chart in log scale: memory kept beside the network to serve every task") == [1.0, 2.0]
     assert "No overhead, so not drawn: EWC." in words(made)
-    assert made.count(f"{html_tables.swatch(1)} TFM<") == 2  # in either table, as in the charts
+    assert made.count(f"{swatch(1)} TFM<") == 2  # in either table, as in the charts
     added = table_rows(made[made.index('aria-label="Growth of TFM"') :])
     assert [row[1:] for row in added] == [["4", "3", "4"], ["3", "7", "7"]]
 

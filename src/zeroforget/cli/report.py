@@ -105,7 +105,7 @@ def card_command(
     """Write a model's card: tasks, classes, accuracy, fingerprints and proofs, in the form that model hubs read."""
     from zeroforget.files import atomic
     from zeroforget.store import open_model
-    from zeroforget.store.card import card
+    from zeroforget.store.report import card
 
     text = card(open_model(model), licence)
     if output is None:

@@ -19,7 +19,6 @@ from zeroforget.methods.tfm import Tfm
 from zeroforget.nets import libraries
 from zeroforget.proving.trial_networks import in_service
 from zeroforget.store import task_guess
-from zeroforget.store.classifiers import Classifier, Given, from_library, ours
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import SPREAD, Folder
 from zeroforget.store.learning import PROBES, Learning, now
@@ -28,7 +27,7 @@ from zeroforget.store.network import example, preparation
 from zeroforget.store.options import Options
 from zeroforget.store.pictures import Lesson, check, check_apart, lesson, list_pictures, pixels, read_pictures
 from zeroforget.store.schema import Calibration, DataFacts, ModelFacts, Preprocessing, TaskFacts
-from zeroforget.store.starting import backbone_of, grown_from
+from zeroforget.store.starting import Classifier, Given, backbone_of, from_library, grown_from, ours
 from zeroforget.store.weights import few
 from zeroforget.store.writing import Watch, changing
 from zeroforget.training import FitLog

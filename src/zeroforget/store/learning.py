@@ -27,7 +27,6 @@ from zeroforget.progress import Epoch
 from zeroforget.proving.grow import grow
 from zeroforget.store import task_guess
 from zeroforget.store.backbone import Backbone
-from zeroforget.store.classifiers import Classifier, Given
 from zeroforget.store.confusions import noted
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import BORN, MODEL, PROBE, SPREAD, TASK, Chain, Folder
@@ -76,6 +75,8 @@ from zeroforget.store.pictures import (
 from zeroforget.store.schema import Calibration, ModelFacts, TaskFacts, text_of
 from zeroforget.store.starting import (
     FROZEN,
+    Classifier,
+    Given,
     Normalization,
     Start,
     backbone_of,

@@ -1,14 +1,16 @@
-"""The report of a model: one page that shows how well each task does, where it errs, how it was learned and what it
-cost. It holds all that it shows and fetches nothing."""
+"""What a model tells people: its report, one page of how it learned and errs, and its card, Markdown for model hubs."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -20,7 +22,7 @@ from zeroforget.store.errors import ModelError, Unreadable
 from zeroforget.store.frozen_features import Found
 from zeroforget.store.model import Model
 from zeroforget.store.pictures import decode
-from zeroforget.store.schema import TaskFacts
+from zeroforget.store.schema import TaskFacts, accuracy_of
 from zeroforget.store.verify import Report, verify
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -341,3 +343,83 @@ def _percent(share: float) -> str:
 
 def _between(interval: tuple[float, float]) -> str:
     return f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f} %"
+
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
+
+
+def card(model: Model, licence: str | None = None) -> str:
+    """The text of a README.md for the folder of a model. Names of tasks and classes are text in it, never markup."""
+    return f"---\n{_card_front(model, licence)}\n---\n\n{_card_body(model, licence)}"
+
+
+def _card_front(model: Model, licence: str | None) -> str:
+    """YAML by way of JSON values, which YAML reads: no name can end a value or begin a key."""
+    fields: dict[str, Any] = {"license": licence} if licence else {}
+    fields |= {
+        "library_name": "zeroforget",
+        "pipeline_tag": "image-classification",
+        "tags": ["continual-learning", "image-classification", "zeroforget"],
+        "model-index": [{"name": model.path.resolve().name, "results": [_result(task) for task in model.tasks]}],
+    }
+    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in fields.items())
+
+
+def _result(task: TaskFacts) -> dict[str, Any]:
+    return {
+        "task": {"type": "image-classification", "name": visible(task.name)},
+        "dataset": {"type": "imagefolder", "name": visible(task.name), "revision": task.data.pixels},
+        "metrics": [{"type": "accuracy", "name": "accuracy on the test part", "value": task.accuracy}]
+        if task.measured
+        else [],
+    }
+
+
+def _card_body(model: Model, licence: str | None) -> str:
+    backbone, names = model.backbone, f"`{model.tasks[-1].name}`" if model.tasks else ""
+    rows = ["| task | classes | accuracy (95 % interval) | test pictures | learned |", "|---|--:|--:|--:|---|"]
+    rows += [_card_row(task) for task in model.tasks]
+    prints = [f"- {_unmarked(task.name)}: `{task.data.pixels}`" for task in model.tasks]
+    classes = [f"- **{_unmarked(task.name)}**: {', '.join(map(_unmarked, task.classes))}" for task in model.tasks]
+    parts = [
+        f"# {_unmarked(model.path.resolve().name)}",
+        f"This model classifies {backbone.takes}. It learned {_tasks_in_words(model.tasks)} one after "
+        "another, and no task changed an earlier one by a bit. Its network is "
+        f"`{backbone.network}`, grown by zeroforget {__version__}.",
+        "## Tasks",
+        "\n".join(rows),
+        "Accuracy is that of a test part which chose nothing.",
+        "## Classes",
+        "\n".join(classes),
+        "## Use",
+        "```sh\npip install zeroforget\nzeroforget predict . --task TASK picture.jpg\n```",
+        f"TASK is one of the names above{f', such as {names}' if re.fullmatch(r'`[-.A-Za-z0-9]+`', names) else ''}.",
+        "## Proofs",
+        f"```sh\nzeroforget verify . --is {model.head}\n```",
+        "This checks every file by its hash, every task's answers bit for bit, and every number of every network.",
+        "Fingerprints of the test pictures, as they were decoded:",
+        "\n".join(prints),
+        "## Licence",
+        _unmarked(licence) if licence else "None is stated. Ask whoever gave you this model.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _card_row(task: TaskFacts) -> str:
+    cells = (
+        _unmarked(task.name),
+        str(len(task.classes)),
+        accuracy_of(task),
+        str(task.data.held_out),
+        task.learned[:10],
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _tasks_in_words(tasks: Iterable[TaskFacts]) -> str:
+    number = len(list(tasks))
+    return "1 task" if number == 1 else f"{number} tasks"
+
+
+def _unmarked(name: str) -> str:
+    return _MARKUP.sub(r"\\\1", visible(name)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")

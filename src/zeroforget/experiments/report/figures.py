@@ -11,7 +11,7 @@ from typing import Any
 from zeroforget.experiments.disk import room_for
 from zeroforget.experiments.report import charts
 from zeroforget.experiments.report import grouping as gather
-from zeroforget.experiments.report.chart_bundle import vegalite_version
+from zeroforget.experiments.report.charts import vegalite_version
 from zeroforget.experiments.report.grouping import Group, Row
 from zeroforget.experiments.report.growth import Drawing, Growth
 from zeroforget.experiments.report.theme import Theme, resolve, theme
