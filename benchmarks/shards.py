@@ -37,13 +37,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.steps import facts_of
 from zeroforget.data import Split, load, scenario
-from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import decode
 from zeroforget.data.pack import pack
 from zeroforget.data.readers.folder import class_files
 from zeroforget.data.shards import Index, InShards, Rows
 from zeroforget.data.sources import FLIPPED
 from zeroforget.data.stream import Shard
+from zeroforget.data.values import Treatment
 from zeroforget.methods.baselines import Finetuning
 from zeroforget.training import Fit, Progress, Regime, feed
 from zeroforget.training.feed import ALONE, Sharded, batch_sizes

@@ -21,9 +21,9 @@ from tests.data import helpers
 from zeroforget.data import DataError, cache, load, load_folder
 from zeroforget.data import decode as decode_module
 from zeroforget.data.cache import decoded, fingerprint
-from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import decode, decode_all
 from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.values import Treatment
 from zeroforget.files.locks import locked_if_possible
 
 
@@ -231,7 +231,7 @@ RACER = """
 import sys
 from pathlib import Path
 from zeroforget.data.cache import decoded
-from zeroforget.data.collection import Treatment
+from zeroforget.data.values import Treatment
 from zeroforget.data.readers.folder import read_folder
 listing, heard = read_folder(Path(sys.argv[1])), []
 print("ready", flush=True)

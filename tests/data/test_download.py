@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from zeroforget.data import download as downloading
-from zeroforget.data.collection import DataError, Pixels
 from zeroforget.data.download import download, fetch, verify
 from zeroforget.data.loading import find
 from zeroforget.data.sources import SOURCES, Archive, Source
+from zeroforget.data.values import DataError, Pixels
 
 BODY = bytes(range(256)) * 4000
 

@@ -20,8 +20,8 @@ import pytest
 
 from tests.campaigns import SEED, many
 from zeroforget.data import extract
-from zeroforget.data.collection import DataError
 from zeroforget.data.extract import unpack, unpack_nested
+from zeroforget.data.values import DataError
 
 
 def tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import python2_batch
-from zeroforget.data.collection import DataError
 from zeroforget.data.readers.pickled import read_pickle
+from zeroforget.data.values import DataError
 
 
 def test_the_official_kind_of_batch(tmp_path: Path) -> None:

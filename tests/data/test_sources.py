@@ -9,9 +9,9 @@ import pytest
 from tests.data import helpers
 from zeroforget.data import DataError, load
 from zeroforget.data.cache import SYSTEM, cache_folder, data_roots
-from zeroforget.data.collection import Treatment
 from zeroforget.data.loading import find
 from zeroforget.data.sources import SOURCES
+from zeroforget.data.values import Treatment
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STATISTICS = {

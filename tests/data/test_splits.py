@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeroforget.data import Collection, DataError, Preparation, Task
-from zeroforget.data.collection import set_apart
 from zeroforget.data.scenarios import cut, equal_sizes, grouped, hold_out, named_groups
+from zeroforget.data.values import set_apart
 
 calm = settings(deadline=None)
 seeds = st.integers(0, 2**31 - 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.experiments.helpers import results, write_toml
-from zeroforget.data.collection import DataError
+from zeroforget.data.values import DataError
 from zeroforget.experiments import comparability as alike
 from zeroforget.experiments import formats
 from zeroforget.experiments.costs import cost_tables, costs

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.ranks import together
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.growing.wrapped import frozen_buffers
+from zeroforget.growing.training_checks import frozen_buffers
 from zeroforget.processes import current
 from zeroforget.proving.grow import grow
 

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import uvicorn
 
 from zeroforget.serving import Server, Settings
-from zeroforget.serving.guard import Door
+from zeroforget.serving.gate import Door
 from zeroforget.serving.run import bound, configured
 
 

@@ -27,8 +27,7 @@ from tests.campaigns import SEED, many
 from tests.serving.helpers import Client, Running, memory, until
 from zeroforget.serving import Server, Settings
 from zeroforget.serving.decoding import DecoderProcesses
-from zeroforget.serving.gate import new_key
-from zeroforget.serving.guard import OWN_FILES, SILENT_S, Guests, ask_for_files
+from zeroforget.serving.gate import OWN_FILES, SILENT_S, Guests, ask_for_files, new_key
 from zeroforget.store import Unreadable
 
 

@@ -23,9 +23,9 @@ from zeroforget.growing.dense import fingerprint
 from zeroforget.serving import Settings
 from zeroforget.serving.catalog import Networks, take
 from zeroforget.serving.gate import Keys, new_key
+from zeroforget.serving.run import plain
 from zeroforget.serving.together import SILENT_S, Together, map_file, merged
 from zeroforget.serving.worker import settings_of
-from zeroforget.serving.workers import plain
 from zeroforget.store import open_model
 from zeroforget.store.folder import Folder
 

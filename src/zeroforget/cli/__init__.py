@@ -11,8 +11,7 @@ import pkgutil
 import sys
 import warnings
 
-from zeroforget.cli.app import app, errors
-from zeroforget.cli.printing import complain
+from zeroforget.cli.app import app, complain, errors
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from zeroforget.cli.app import MODEL, app, as_path, errors, options_of
-from zeroforget.cli.printing import between, say, shown
+from zeroforget.cli.app import MODEL, app, as_path, between, errors, options_of, say, shown
 from zeroforget.store.options import about
 
 IMAGENET = "imagenet"

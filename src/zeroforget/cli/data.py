@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zeroforget.cli.app import LAB, Groups, app, as_path, console, errors
-from zeroforget.cli.printing import say, shown
+from zeroforget.cli.app import LAB, Groups, app, as_path, console, errors, say, shown
 
 if TYPE_CHECKING:
     from zeroforget.data import OnRead, Plan

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from zeroforget.cli.app import LAB, Log, app, as_path, console, errors, with_others
-from zeroforget.cli.printing import complain, put, say
+from zeroforget.cli.app import LAB, Log, app, as_path, complain, console, errors, put, say, with_others
 
 if TYPE_CHECKING:
     from zeroforget.experiments.cluster import Cluster

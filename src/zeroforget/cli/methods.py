@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zeroforget.cli.app import LAB, app, console
-from zeroforget.cli.printing import put_json, shown, table_of
+from zeroforget.cli.app import LAB, app, console, put_json, shown, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,14 +20,19 @@ from zeroforget.cli.app import (
     Threads,
     app,
     as_path,
+    between,
     computing_with,
     console,
     errors,
     options_of,
+    put_json,
+    say,
+    show,
+    shown,
+    table_of,
     typed,
     with_others,
 )
-from zeroforget.cli.printing import between, put_json, say, show, shown, table_of
 from zeroforget.store.options import with_options
 
 if TYPE_CHECKING:

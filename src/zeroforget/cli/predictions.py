@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeroforget.cli.app import errors
-from zeroforget.cli.printing import put_json, show, shown, table_of
+from zeroforget.cli.app import errors, put_json, show, shown, table_of
 from zeroforget.files.text import safe_cell
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from zeroforget.cli.app import MODEL, ModelPath, app, as_path
+from zeroforget.cli.app import MODEL, ModelPath, app, as_path, put, say
 from zeroforget.cli.lab import finished
-from zeroforget.cli.printing import put, say
 
 RunsOrModel = Annotated[
     list[Path],

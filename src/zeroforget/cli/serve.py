@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zeroforget.cli.app import MODEL, ModelPath, Threads, app, as_path, computing_with, errors
-from zeroforget.cli.printing import put, say, show, shown, table_of
+from zeroforget.cli.app import (
+    MODEL,
+    ModelPath,
+    Threads,
+    app,
+    as_path,
+    computing_with,
+    errors,
+    put,
+    say,
+    show,
+    shown,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from zeroforget.store.states import Change

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from zeroforget.files.imports import fetched
 
 if TYPE_CHECKING:
-    from zeroforget.data.collection import Collection, DataError, OnRead
     from zeroforget.data.loading import load, load_folder
     from zeroforget.data.scenarios import Plan, missing, named_plans, plan, scenario, whole_task
-    from zeroforget.data.values import Images, Preparation, Scenario, Split, Task
+    from zeroforget.data.values import Collection, DataError, Images, OnRead, Preparation, Scenario, Split, Task
 
 __all__ = [
     "Collection",
@@ -32,9 +31,17 @@ __all__ = [
 __getattr__ = fetched(
     __name__,
     {
-        "zeroforget.data.collection": ["Collection", "DataError", "OnRead"],
         "zeroforget.data.loading": ["load", "load_folder"],
         "zeroforget.data.scenarios": ["Plan", "missing", "named_plans", "plan", "scenario", "whole_task"],
-        "zeroforget.data.values": ["Images", "Preparation", "Scenario", "Split", "Task"],
+        "zeroforget.data.values": [
+            "Collection",
+            "DataError",
+            "Images",
+            "OnRead",
+            "Preparation",
+            "Scenario",
+            "Split",
+            "Task",
+        ],
     },
 )

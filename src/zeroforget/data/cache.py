@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zeroforget.data.collection import DataError, Listing, OnRead, Treatment
 from zeroforget.data.decode import Damage, Item, decode_all
+from zeroforget.data.values import DataError, Listing, OnRead, Treatment
 from zeroforget.files.atomic import place, sync_file
 from zeroforget.files.hashes import Digest, hash_of_file
 from zeroforget.files.locks import locked_if_possible

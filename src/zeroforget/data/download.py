@@ -11,9 +11,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeroforget.data.collection import DataError, OnRead
 from zeroforget.data.extract import unpack, unpack_nested
 from zeroforget.data.sources import Archive, Source
+from zeroforget.data.values import DataError, OnRead
 from zeroforget.files.atomic import replace
 from zeroforget.files.hashes import hash_of_file
 from zeroforget.files.locks import locked_if_possible

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
 from typing import IO, Any, Self
 
-from zeroforget.data.collection import DataError, OnRead
+from zeroforget.data.values import DataError, OnRead
 
 EVERY = 500
 _BLOCK = 2**20

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from zeroforget.data.cache import data_roots, decoded
-from zeroforget.data.collection import Collection, DataError, Listing, OnRead, Pixels, Treatment
 from zeroforget.data.readers.folder import check_parts, read_folder
 from zeroforget.data.shards import load_shards
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
+from zeroforget.data.values import Collection, DataError, Listing, OnRead, Pixels, Treatment
 from zeroforget.files.paths import as_path
 
 Root = str | PathLike[str] | None

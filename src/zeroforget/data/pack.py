@@ -18,11 +18,11 @@ import numpy as np
 
 from zeroforget.data import shard_worker
 from zeroforget.data.cache import fingerprint
-from zeroforget.data.collection import DataError, Listing, OnRead, Pixels, Treatment, set_apart
 from zeroforget.data.loading import Root, listed
 from zeroforget.data.shards import COLUMNS, INDEX, PARTS, Index, Rows
 from zeroforget.data.sources import FLIPPED, Source
 from zeroforget.data.stream import Shard
+from zeroforget.data.values import DataError, Listing, OnRead, Pixels, Treatment, set_apart
 from zeroforget.files.atomic import make_folder, replace, write_bytes
 from zeroforget.files.hashes import sha256
 from zeroforget.files.locks import locked_if_possible

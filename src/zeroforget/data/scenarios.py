@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from zeroforget.data.collection import Collection, OnRead
 from zeroforget.data.loading import Root, find, load, source
 from zeroforget.data.readers.folder import stands_alone
 from zeroforget.data.sources import SOURCES
 from zeroforget.data.stream import local
-from zeroforget.data.values import Scenario, Split, Task
+from zeroforget.data.values import Collection, OnRead, Scenario, Split, Task
 
 VALIDATION_SHARE = 0.1
 Rows = npt.NDArray[np.int64]

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from zeroforget._version import __version__
-from zeroforget.data.collection import Collection, DataError, Treatment
 from zeroforget.data.decode import Item, decode_chunk
 from zeroforget.data.stream import TRIES, Shard, Store, decoders, kept, local, read
 from zeroforget.data.tars import MOST_PICTURE, name_at
-from zeroforget.data.values import Images, Preparation
+from zeroforget.data.values import Collection, DataError, Images, Preparation, Treatment
 from zeroforget.files.atomic import write_bytes
 from zeroforget.files.hashes import hash_of_file, sha256
 from zeroforget.files.json_fields import MOST_BYTES, FieldError, Fields, sealed, unsealed

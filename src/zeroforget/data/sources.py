@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from zeroforget.data.collection import Listing, Pixels, Treatment
 from zeroforget.data.readers.arrays import read_cifar10, read_cifar100, read_digits, read_fashion_mnist, read_mnist
 from zeroforget.data.readers.published import (
     read_actions,
@@ -22,7 +21,7 @@ from zeroforget.data.readers.published import (
     read_scenes,
     read_tiny_imagenet,
 )
-from zeroforget.data.values import Preparation
+from zeroforget.data.values import Listing, Pixels, Preparation, Treatment
 
 
 @dataclass(frozen=True)

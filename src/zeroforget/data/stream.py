@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from zeroforget.data.cache import cache_folder
-from zeroforget.data.collection import DataError
 from zeroforget.data.decode import Bytes, Damage, Item, Manner, ask, decode_chunk, worker
+from zeroforget.data.values import DataError
 from zeroforget.files.atomic import replacing
 from zeroforget.files.hashes import Digest, hash_of_file, sha256
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from zeroforget import nets
 from zeroforget.data import Scenario, scenario
-from zeroforget.data.collection import OnRead
 from zeroforget.data.loading import load
 from zeroforget.data.scenarios import OWN, check_seed, missing, plan
+from zeroforget.data.values import OnRead
 from zeroforget.files.text import nearest
 from zeroforget.methods.registry import called, imported, options
 

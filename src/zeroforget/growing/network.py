@@ -21,10 +21,9 @@ from zeroforget.growing.growth import Growth, GrowthLimits, TaskRecord, as_class
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm, refresh, tie
 from zeroforget.growing.per_task import PerTask, new_head
 from zeroforget.growing.rank_births import Rank, as_rank, input_samples, leading, ranks_of
-from zeroforget.growing.stale_optimizer import Begun, fresh, warn_if_untouched
 from zeroforget.growing.tensors import GrowingTensor
+from zeroforget.growing.training_checks import Begun, Wrapper, check_wrapped, fresh, frozen_buffers, warn_if_untouched
 from zeroforget.growing.transaction import all_or_nothing
-from zeroforget.growing.wrapped import Wrapper, check_wrapped, frozen_buffers
 
 _CACHED = 4  # dense networks kept for `forward`, the latest made
 

@@ -25,8 +25,7 @@ from zeroforget.serving import schemas
 from zeroforget.serving.batching import Batcher
 from zeroforget.serving.catalog import Catalog, Snapshot
 from zeroforget.serving.decoding import Stopped
-from zeroforget.serving.gate import Gate, Keys
-from zeroforget.serving.guard import Guests
+from zeroforget.serving.gate import Gate, Guests, Keys
 from zeroforget.serving.metrics import Metrics
 from zeroforget.serving.settings import Settings
 from zeroforget.serving.together import PULSE_S, Together

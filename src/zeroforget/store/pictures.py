@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zeroforget.data import DataError, Images, Preparation, Split, Task
-from zeroforget.data.collection import Treatment
 from zeroforget.data.decode import MOST_PIXELS, TooLarge, covering, fitted, needs
 from zeroforget.data.readers.files import folders
 from zeroforget.data.readers.folder import ClassFiles, class_files
 from zeroforget.data.shards import INDEX, PARTS, Index, InShards, open_index
+from zeroforget.data.values import Treatment
 from zeroforget.files.hashes import Digest, sha256
 from zeroforget.files.text import has_hidden, visible
 from zeroforget.nets import Shape

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zeroforget.data.collection import DataError, Pixels, set_apart
 from zeroforget.data.extract import ALWAYS, MOST_RATIO
 from zeroforget.data.readers.pickled import read_pickle
+from zeroforget.data.values import DataError, Pixels, set_apart
 
 
 def read_digits(folder: Path) -> Pixels:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zeroforget.data.collection import DataError, Listing
+from zeroforget.data.values import DataError, Listing
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
 

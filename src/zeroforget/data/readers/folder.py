@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from zeroforget.data.collection import DataError, Listing, set_apart
 from zeroforget.data.decode import ENDINGS
 from zeroforget.data.readers.files import folders, images, listing
+from zeroforget.data.values import DataError, Listing, set_apart
 from zeroforget.files.text import composed
 
 VALIDATION_NAMES = ("val", "valid", "validation")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zeroforget.data.collection import DataError
+from zeroforget.data.values import DataError
 
 ALLOWED = {
     "numpy.core.multiarray _reconstruct",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from zeroforget.data.collection import DataError, Listing
 from zeroforget.data.readers.files import folders, images, lines, listing, matlab, numbers, pairs
+from zeroforget.data.values import DataError, Listing
 
 DEVKIT = "ILSVRC2012_devkit_t12/data"
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
