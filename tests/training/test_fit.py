@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.data import Preparation, Split, Task, scenario
+from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.baselines import Finetuning
 from zeroforget.methods.tfm import Tfm
 from zeroforget.training import Diverged, Fit, Progress, Regime, accuracy
@@ -324,3 +325,50 @@ def test_augmentation_without_a_generator_draws_from_the_global_one() -> None:
     assert first.shape == (32, 1, 6, 6)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def dropping() -> Finetuning:
+    """Dropout before pooling and batch norm, as in a network of the public tables."""
+    with seeded("dropping"):
+        net = nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(72, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(),
+        )  # fmt: skip
+        made = Finetuning(net, torch.zeros(2, 1, 8, 8))
+        made.add_task(TaskSpec("one", 2))
+    return made
+
+
+def test_settled_statistics_are_those_of_images_of_which_nothing_is_dropped() -> None:
+    digits = scenario("digits/5", seed=0).tasks[0]
+    found = {}
+    for settle in (False, True):
+        learner = dropping()
+        state = torch.get_rng_state()
+        log = Fit(Regime(epochs=3, lr=0.05, batch_size=32, keep="last", settle=settle))(learner, digits, 0)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(module.training for module in learner.train().modules())
+        norm = next(module for module in learner.modules() if isinstance(module, nn.BatchNorm1d))
+        images, _ = digits.train.batch(torch.arange(len(digits.train)))
+        seen = list[torch.Tensor]()
+        norm.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+        learner.eval()
+        with torch.no_grad():
+            learner(digits.prepare.test(images), 0)
+        assert norm.running_var is not None
+        found[settle] = float((norm.running_var / seen[0].var(0)).log().abs().mean()), log.epochs
+    assert found[True][0] < 0.1 < 0.4 < found[False][0]
+    assert found[True][1][0].loss == found[False][1][0].loss  # the first epoch's training is the same
+    assert found[True][1][-1].val_loss < found[False][1][-1].val_loss
+
+
+def test_settled_statistics_are_the_tasks_own() -> None:
+    with seeded("net"):
+        net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        learner = Tfm(net, torch.randn(2, 4), start=0.5, growth=0.25)
+    fit = Fit(Regime(epochs=2, settle=True))
+    learner.learn(task("one"), fit)
+    x = torch.randn(6, 4)
+    before = learner.eval()(x, 0)
+    learner.learn(task("two", seed=1), fit)
+    assert torch.equal(learner.eval()(x, 0), before)

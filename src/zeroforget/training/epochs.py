@@ -18,7 +18,7 @@ from zeroforget.operators.recorded import RecordedStep, backward, ways
 from zeroforget.processes import Processes
 from zeroforget.progress import Epoch, Progress
 from zeroforget.training.checkpoint import PAUSE, PhaseFile, restore_optimizer
-from zeroforget.training.feed import Feed, LoadedTask, moved
+from zeroforget.training.feed import Feed, LoadedTask, moved, prepared
 from zeroforget.training.learner import (
     FitSettings,
     Learner,
@@ -33,7 +33,7 @@ from zeroforget.training.learner import (
 from zeroforget.training.log import UNFINISHED, FitLog, Reporter
 from zeroforget.training.regime import Regime
 from zeroforget.training.seeding import generator, seeded
-from zeroforget.training.step import clip, mix
+from zeroforget.training.step import clip, mix, settling
 
 VALIDATED = 256
 """So many images are validated at a time."""
@@ -77,37 +77,29 @@ class Training:
         if not self.on_cpu and isinstance(learner, nn.Module):
             learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = [p for p in learner.trainable() if p.requires_grad]
-        alone = self.processes.alone  # what processes tell each other is not recorded
-        safe = learner.graph_safe and self.settings.optimizer is None and alone
+        safe = self.processes.alone and learner.graph_safe and self.settings.optimizer is None
         self.records = regime.can_capture() and safe and bool(self.parameters)
         if self.parameters:
-            self.optimizer = self._make_optimizer()
+            self.optimizer = self.settings.make_optimizer(self.regime, self.parameters, self.lr, self.records)
         learner.smoothing, learner.share, learner.coupled = regime.label_smoothing, None, regime.couples
         self.best = self.start = copied(learner.moving())
         advice = "Build the network with the same seed, or from the same file, in every process"
         self.processes.check_same(state_of(learner), f"task '{self.task.name}' was to be learned", advice)
         self._resume()
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        if self.settings.optimizer is None:
-            return self.regime.make_optimizer(self.parameters, self.lr, captured=self.records)
-        made = self.settings.optimizer(list(self.parameters), self.lr)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise ValueError(f"optimizer must make a torch.optim.Optimizer of parameters and rate, not {made!r}")
-        return made
-
     def epoch(self) -> None:
         """Train on every image once, validate, decide, write a checkpoint."""
         number, began = len(self.log.epochs), time.perf_counter()
         self.train(number)
+        if self.regime.settle:
+            self.settle()
         outcome = torch.cat([self.losses / self.seen, self.validate()])
         # A GPU is still at work. Meanwhile: the weights, should they be the best, and the order of the next epoch.
         weights, self.order = copied(self.learner.moving()), self._order(number + 1)
         loss, val_loss, val_accuracy = outcome.tolist()
         self._check(loss, number, len(self.sizes))
         val_loss = math.inf if math.isnan(val_loss) else val_loss
-        seconds = time.perf_counter() - began
-        self.decide(Epoch(number, self.lr, loss, val_loss, val_accuracy, seconds), weights)
+        self.decide(Epoch(number, self.lr, loss, val_loss, val_accuracy, time.perf_counter() - began), weights)
         self.report(number, len(self.sizes), self.lr, self.log)
         self._save()
 
@@ -129,8 +121,7 @@ class Training:
             with seeded("noise", *key, self.phase, *later), self.regime.arithmetic():
                 self.train_leg(number, order, end)
             self.at = end
-            if not self.processes.alone:
-                self.processes.average(self._statistics())
+            self.agree()
             if end < steps:
                 self._save()
         self.at = 0
@@ -194,19 +185,34 @@ class Training:
         return self.recorded[size, way]
 
     @torch.no_grad()
+    def settle(self) -> None:
+        """Look at the training images once more with nothing dropped, so that batch norms know them as answers do."""
+        order, sizes = self._order(0), self.processes.sizes(self.sizes)
+        with settling(self.learner), seeded("settle", self.settings.seed, *self.processes.key):
+            for x, y in prepared(self.training, order, sizes, self.task.prepare, self.device):
+                with self.regime.arithmetic(), self.regime.autocast():
+                    self.learner.loss(x, y, self.index)
+        self.agree()
+
+    def agree(self) -> None:
+        """Make one of the statistics of several processes: each has seen other images."""
+        if not self.processes.alone:
+            learned = {parameter.data_ptr() for parameter in self.parameters}
+            moving = (tensor for _, tensor in sorted(self.learner.moving().items()))
+            self.processes.average([tensor for tensor in moving if tensor.data_ptr() not in learned])
+
+    @torch.no_grad()
     def validate(self) -> Tensor:
         """Mean loss and accuracy on the validation data, still on the device."""
         self.learner.train(False)
         predictor = self.learner.predictor(self.index)
         total, seen = torch.zeros(3, device=self.device, dtype=torch.float64), 0
-        with closing(self.validation.batches(self.validation.in_order(self.processes), VALIDATED)) as batches:
-            for rows in batches:
-                images, y = self.validation.window.batch(rows)
-                x, y = self.task.prepare.test(moved(images, self.device)), moved(y, self.device)
-                with self.regime.autocast():
-                    losses, correct = self.learner.score(predictor, x, y, self.index)
-                total[:2] += torch.stack([losses.double().sum(), correct.double().sum()])
-                seen += len(rows)
+        order = self.validation.in_order(self.processes)
+        for x, y in prepared(self.validation, order, VALIDATED, self.task.prepare, self.device):
+            with self.regime.autocast():
+                losses, correct = self.learner.score(predictor, x, y, self.index)
+            total[:2] += torch.stack([losses.double().sum(), correct.double().sum()])
+            seen += len(y)
         total[2] = seen
         total = self.processes.sum(total)
         return total[:2] / total[2]
@@ -234,7 +240,7 @@ class Training:
             if self.regime.rewind:
                 restore(self.learner.moving(), self.best)
                 if self.optimizer is not None and any(self.optimizer.state.values()):  # of steps not made, now
-                    self.optimizer = self._make_optimizer()
+                    self.optimizer = self.settings.make_optimizer(self.regime, self.parameters, self.lr, self.records)
                     self.recorded.clear()
             self.lr = lr
             self.regime.set_rate(self.optimizer, lr)
@@ -250,11 +256,6 @@ class Training:
         advice = "Does the method draw, or keep numbers of its own, where only a loss or a gradient is meant to differ?"
         self.processes.check_same(self.learner.moving(), f"task '{self.task.name}' was learned", advice)
         return self.log
-
-    def _statistics(self) -> list[Tensor]:
-        """What moves beside the weights: each process has seen other images."""
-        learned = {parameter.data_ptr() for parameter in self.parameters}
-        return [tensor for _, tensor in sorted(self.learner.moving().items()) if tensor.data_ptr() not in learned]
 
     def _order(self, number: int) -> Tensor:
         """The positions of all images as they come in this epoch."""

@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -407,6 +407,16 @@ class Sharded(Streamed):
 
 
 Feed = Resident | Streamed | Loaded
+
+
+def prepared(
+    feed: Feed, order: Tensor, sizes: int | list[int], prepare: Any, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images as they are judged, and their labels, batch by batch."""
+    with closing(feed.batches(order, sizes)) as batches:
+        for rows in batches:
+            images, y = feed.window.batch(rows)
+            yield prepare.test(moved(images, device)), moved(y, device)
 
 
 def feeds(

@@ -35,6 +35,17 @@ class FitSettings:
     later: Later = field(default_factory=Later, init=False, repr=False, compare=False)
     """Writes checkpoints beside training."""
 
+    def make_optimizer(
+        self, regime: Regime, parameters: list[nn.Parameter], lr: float, captured: bool
+    ) -> torch.optim.Optimizer:
+        """The regime's, or the user's own."""
+        if self.optimizer is None:
+            return regime.make_optimizer(parameters, lr, captured=captured)
+        made = self.optimizer(list(parameters), lr)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ValueError(f"optimizer must make a torch.optim.Optimizer of parameters and rate, not {made!r}")
+        return made
+
 
 class Learner(Protocol):
     """A loss, hooks that the loop calls by name, and the tensors that training may change."""

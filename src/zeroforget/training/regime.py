@@ -103,6 +103,9 @@ class Regime:
     """Whether training goes on from the weights it would keep, with a fresh optimizer, when the rate is divided."""
     min_lr: float = 1e-4
     """Training stops when the learning rate is divided and falls below this."""
+    settle: bool = False
+    """Whether batch norms look at the training images once more before each validation, with nothing dropped. Where
+    dropout stands before batch norm, the statistics of training do not fit answers, for which nothing is dropped."""
     label_smoothing: float = 0.0
     """The share of each label that is spread evenly over the task's classes, in training (Szegedy et al., 2016)."""
     cutmix: float = 0.0

@@ -1,11 +1,16 @@
-"""What a step does besides its loss: images mixed in pairs, and a bound on the gradient."""
+"""What stands beside a step's loss: images mixed in pairs, statistics without dropout, a bound on the gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from zeroforget.training.learner import Learner
 
 
 def partner(batch: Tensor) -> Tensor:
@@ -41,6 +46,33 @@ def mix(x: Tensor, cutmix: float, mixup: float, generator: torch.Generator | Non
     weight = torch.where(way < cutmix, 1 - cut, blend)
     mixed = torch.lerp(partner(x), x, weight[:, None])
     return mixed, weight.expand(count, height, width).mean((1, 2))
+
+
+@contextmanager
+def settling(learner: Learner) -> Iterator[None]:
+    """Inside, dropout passes everything on, and batch norms that may move average what they see from now on."""
+    moving = {tensor.data_ptr() for tensor in learner.moving().values()}
+
+    def moves(tensor: Tensor | None) -> bool:
+        return tensor is not None and tensor.data_ptr() in moving
+
+    learner.train()
+    dropouts, norms = list[_DropoutNd](), list[tuple[_BatchNorm, float | None]]()
+    for module in learner.modules():
+        if isinstance(module, _DropoutNd) and module.training:
+            module.training = False
+            dropouts.append(module)
+        elif isinstance(module, _BatchNorm) and moves(module.running_mean):
+            norms.append((module, module.momentum))
+            module.reset_running_stats()
+            module.momentum = None
+    try:
+        yield
+    finally:
+        for dropout in dropouts:
+            dropout.training = True
+        for norm, momentum in norms:
+            norm.momentum = momentum
 
 
 @torch.no_grad()
