@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.cli.test_lab import zeroforget
@@ -80,10 +81,14 @@ def test_learn_takes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_option_is_written_once() -> None:
     """The command line, `Model.learn` and the docs' table have each, with its type and default, from one place."""
     shown = inspect.signature(Model.learn).parameters
+    group: Any = get_command(app)
+    typed = {option: each for each in group.commands["learn"].params for option in each.opts}
     table = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
     for each, hint in described():
         assert (shown[each.name].default, shown[each.name].annotation) == (each.default, hint)
-        assert (each.metadata["flag"] or f"--{each.name.replace('_', '-')}`") in table
+        flag = each.metadata["flag"] or f"--{each.name.replace('_', '-')}"
+        assert typed[flag.partition("/")[0]].help == each.metadata["about"]
+        assert (flag if "/" in flag else f"{flag}`") in table
         assert each.metadata["about"] in table
     assert inspect.signature(Model.learn).parameters["watch"].kind is inspect.Parameter.KEYWORD_ONLY
 

@@ -56,6 +56,15 @@ MADE: dict[str, tuple[str, Callable[[Path], Any]]] = {
 """Data set → its folder, and what writes a small one in its official layout."""
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_reading_a_file_builds_no_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise AssertionError("a parameter was made")
+
+    monkeypatch.setattr(torch.nn.Parameter, "__new__", refuse)
+    assert Experiment.load(FILES[name]).runs()
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")

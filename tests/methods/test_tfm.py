@@ -370,6 +370,20 @@ def test_every_candidate_starts_from_the_same_draws_and_is_a_copy() -> None:
     assert learner.state_dict().keys() == before.keys()
 
 
+def test_one_that_has_no_rival_trains_in_place(digits: Scenario) -> None:
+    """Where there is nothing to choose, nothing is copied and nothing races, and the bits are the same."""
+    alone, scheduled = method(search=[0.2]), method(growth=0.2)
+    nets = alone.net, scheduled.net
+    for learner in (alone, scheduled):
+        for task in digits.tasks[:2]:
+            with seeded("drawn", task.name):
+                log = learner.learn(task, Fit(Regime(epochs=1)))
+            assert "search" not in log.notes
+    assert (alone.net, scheduled.net) == nets
+    assert alone.net.fingerprint(0) == scheduled.net.fingerprint(0)
+    assert alone.net.fingerprint(1) == scheduled.net.fingerprint(1)
+
+
 def test_the_search_keeps_the_trained_weights_of_the_winner(digits: Scenario) -> None:
     searched = method(search=[0.05, 0.2], margin=1.0)
     single = method(growth=0.05)

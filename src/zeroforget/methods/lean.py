@@ -81,9 +81,6 @@ class Lean(Tfm):
         """Let the network begin a task, its steps aimed at the task's images."""
         self.net.add_task(spec.name, spec.classes, growth, rank, images=self._images, quiet=True)
 
-    def _searches(self) -> bool:
-        return bool(self.specs and (self.pairs or self.budget)) or super()._searches()
-
     def candidates(self) -> list[Candidate]:
         """Growths and ranks to try for the next task, those of the fewest bytes first."""
         if not self.specs:

@@ -158,9 +158,6 @@ class Tfm(Method):
         self.align = align
         self.net.limits = replace(self.net.limits, align=align)
 
-    def _searches(self) -> bool:
-        return bool(self.search if self.specs else self.search_start)
-
     def candidates(self) -> list[Candidate]:
         """What to try for the next task, smallest first, none beyond what is left."""
         wanted = (self.search or [self.growth]) if self.specs else (self.search_start or [self.start])
@@ -181,16 +178,15 @@ class Tfm(Method):
         spec = TaskSpec(task.name, len(task.classes))
         if self.align is None:
             self._keep_to(self.net.limits.align if self.specs else suited_to(fit.regime.device))
-        if not self._searches():
-            return self._learn_in_place(spec, task, fit)
         candidates, draws = self.candidates(), torch.get_rng_state()
+        if len(candidates) == 1:
+            return self._learn_in_place(spec, candidates[0], task, fit)
         trials = [self.candidate(spec, one, draws) for one in candidates]
 
         def next_ones(logs: list[FitLog]) -> list[int]:
             return turns([standing(log, len(task.val)) for log in logs], self.margin)
 
-        order = next_ones if self.prune and len(trials) > 1 else None
-        logs = fit.race(trials, task, len(self.specs), order, **self.changes(fit.regime))
+        logs = fit.race(trials, task, len(self.specs), next_ones if self.prune else None, **self.changes(fit.regime))
         ended = [i for i, log in enumerate(logs) if log.stopped != UNFINISHED]
         sound = [i for i in ended if math.isfinite(logs[i].val_accuracy)]
         if not sound:
@@ -200,18 +196,17 @@ class Tfm(Method):
         self.net, log = trials[chosen].net, logs[chosen]
         self.specs.append(spec)
         log.notes |= _noted(candidates[chosen])
-        if len(trials) > 1:
-            log.notes["search"] = [
-                _noted(candidates[i])
-                | {
-                    "val_accuracy": each.val_accuracy,
-                    "chosen": i == chosen,
-                    "ended": i in ended,
-                    "epochs": len(each.epochs),
-                    "seconds": each.seconds,
-                }
-                for i, each in enumerate(logs)
-            ]
+        log.notes["search"] = [
+            _noted(candidates[i])
+            | {
+                "val_accuracy": each.val_accuracy,
+                "chosen": i == chosen,
+                "ended": i in ended,
+                "epochs": len(each.epochs),
+                "seconds": each.seconds,
+            }
+            for i, each in enumerate(logs)
+        ]
         return log
 
     def candidate(self, spec: TaskSpec, chosen: Candidate, draws: Tensor) -> Tfm:
@@ -221,8 +216,7 @@ class Tfm(Method):
         trial._add(spec, *chosen)
         return trial
 
-    def _learn_in_place(self, spec: TaskSpec, task: Task, fit: Fit) -> FitLog:
-        candidate = self.candidates()[0]
+    def _learn_in_place(self, spec: TaskSpec, candidate: Candidate, task: Task, fit: Fit) -> FitLog:
         unlearned = None if self.specs else copy.deepcopy(self.net)  # a first task cannot be dropped
         self._add(spec, *candidate)
         try:
