@@ -15,7 +15,7 @@ from tests.experiments.test_runner import Interrupted, StopAt
 from zeroforget.data import Scenario, Split
 from zeroforget.experiments.comparability import data_changes, describe_data
 from zeroforget.experiments.experiment import Experiment
-from zeroforget.experiments.folder import OtherData
+from zeroforget.experiments.folder import OtherConfiguration, OtherData
 from zeroforget.experiments.runner import run
 
 
@@ -28,14 +28,14 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "photos"
 
 
-def begun(photos: Path, out: Path) -> Experiment:
+def begun(photos: Path, out: Path, method: str = "finetuning") -> Experiment:
     """An experiment that was stopped in its first task."""
     experiment = Experiment.from_dict(
         {
             "name": "short",
             "scenario": {"name": "photos", "data": f"folder:{photos}", "tasks": 2, "size": 8, "shuffle": False},
             "network": {"name": "tests.experiments.helpers:tiny_net"},
-            "methods": ["finetuning"],
+            "methods": [method],
             "regime": {"epochs": 2, "batch_size": 8},
         }
     )
@@ -79,6 +79,20 @@ def test_a_run_of_an_earlier_version_goes_on(photos: Path, tmp_path: Path) -> No
     facts.unlink()
     assert run(experiment, tmp_path / "out")
     assert facts.exists()
+
+
+def test_what_another_revision_of_a_method_began_does_not_go_on(photos: Path, tmp_path: Path) -> None:
+    """It would mix two ways to learn."""
+    experiment = begun(photos, tmp_path / "out", "ewc")
+    told = tmp_path / "out" / experiment.runs()[0].folder / "environment.json"
+    assert json.loads(told.read_text())["revision"] == 1
+    told.write_text(
+        json.dumps({key: value for key, value in json.loads(told.read_text()).items() if key != "revision"})
+    )
+    with pytest.raises(OtherConfiguration, match="'ewc' learns otherwise; delete that folder and start it"):
+        run(experiment, tmp_path / "out")
+    shutil.rmtree(told.parent)
+    assert run(experiment, tmp_path / "out")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"shape": [3, 8, 8]}', '{"shape": [3, 8, 8], "tasks": [1]}'])

@@ -126,12 +126,20 @@ class RunFolder:
         return Results.load(self.path) if (self.path / FILE).exists() else None
 
     def environment(self, method: str | None = None) -> dict[str, Any]:
-        """Where the run was begun, and with which code of a method of one's own: written once."""
+        """Where the run was begun, with which code of a method of one's own and which revision of one of ours: written
+        once. What another revision began does not go on."""
         file = self.path / "environment.json"
+        revision = 0 if method is None else registry.find(method)[0].revision
         if not file.exists():
-            code = None if method is None else registry.code(method)
-            write_json(file, environment() | ({} if code is None else {"code": code}))
-        return read_json(file, "delete it, and it is written anew")
+            told = {"code": None if method is None else registry.code(method), "revision": revision or None}
+            write_json(file, environment() | {key: value for key, value in told.items() if value is not None})
+        there = read_json(file, "delete it, and it is written anew")
+        if method is not None and there.get("revision", 0) != revision:
+            raise OtherConfiguration(
+                f"{self.path} holds a run that another version of zeroforget began, in which '{method}' learns "
+                "otherwise; delete that folder and start it again"
+            )
+        return there
 
     def code(self) -> str | None:
         """A name for the code of a method of one's own with which the run was begun, if that was written down."""

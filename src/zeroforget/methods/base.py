@@ -102,6 +102,8 @@ class Method(nn.Module):
     In `loss`, `after_backward` and `after_step`: no number that changes from step to step but in a tensor that
     `before_step` fills, no look at a tensor's value, nothing kept for the next step but in place and in `moving`.
     """
+    revision: ClassVar[int] = 0
+    """Raised when the same options learn otherwise than before: a run that older code began does not go on."""
     tradeoff: ClassVar[str | None] = None
     """The option that trades stability for plasticity, if there is one: larger means less forgetting."""
 

@@ -187,6 +187,7 @@ class Anchored(Method):
     family = "model-based"
     overhead_formula = "1 float per parameter"
     graph_safe = True
+    revision = 1  # before, the penalty's gradient went through the optimizer
     strength: float
 
     def __init__(self, net: nn.Module, example: Tensor) -> None:
