@@ -39,7 +39,7 @@ from benchmarks.steps import facts_of
 from zeroforget.data import Split, load, scenario
 from zeroforget.data.decode import decode
 from zeroforget.data.pack import pack
-from zeroforget.data.readers.folder import class_files
+from zeroforget.data.readers.folders import class_files
 from zeroforget.data.shards import Index, InShards, Rows
 from zeroforget.data.sources import FLIPPED
 from zeroforget.data.stream import Shard

@@ -22,7 +22,7 @@ from zeroforget.data import DataError, cache, load, load_folder
 from zeroforget.data import decode as decode_module
 from zeroforget.data.cache import decoded, fingerprint
 from zeroforget.data.decode import decode, decode_all
-from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.readers.folders import read_folder
 from zeroforget.data.values import Treatment
 from zeroforget.files.locks import locked_if_possible
 
@@ -232,7 +232,7 @@ import sys
 from pathlib import Path
 from zeroforget.data.cache import decoded
 from zeroforget.data.values import Treatment
-from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.readers.folders import read_folder
 listing, heard = read_folder(Path(sys.argv[1])), []
 print("ready", flush=True)
 sys.stdin.readline()

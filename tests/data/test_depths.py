@@ -14,7 +14,7 @@ from zeroforget.data import decode as decode_module
 from zeroforget.data import load_folder
 from zeroforget.data.cache import fingerprint
 from zeroforget.data.decode import decode
-from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.readers.folders import read_folder
 from zeroforget.data.values import Treatment
 
 RAMP = np.array([0, 1000, 8191, 33333, 65535])

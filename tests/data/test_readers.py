@@ -18,7 +18,7 @@ from tests.data import helpers
 from zeroforget.data import Collection, DataError, load, load_folder, missing
 from zeroforget.data.decode import decode
 from zeroforget.data.readers import arrays
-from zeroforget.data.readers.folder import read_folder
+from zeroforget.data.readers.folders import read_folder
 from zeroforget.data.readers.published import read_birds
 from zeroforget.data.sources import SOURCES
 from zeroforget.store.errors import ModelError

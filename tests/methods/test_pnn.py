@@ -13,8 +13,7 @@ from tests.methods.small_tasks import answers, example, learned, net, regime, re
 from zeroforget import nets
 from zeroforget.axes.find import find_axes
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.columns import SMALL, ColumnStart, Lateral, narrowed
-from zeroforget.methods.pnn import Pnn, size_of
+from zeroforget.methods.columns import SMALL, ColumnStart, Lateral, Pnn, narrowed, size_of
 from zeroforget.training import Fit
 
 PAPERS = {

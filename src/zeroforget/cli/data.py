@@ -168,7 +168,7 @@ def index(
 ) -> None:
     """Write the index of tar files that another program wrote: `key.jpg` and `key.cls` with the number of the class."""
     from zeroforget.data.pack import index_shards
-    from zeroforget.data.readers.files import lines
+    from zeroforget.data.readers.folders import lines
 
     with progress_bars() as progress:
         names = None if classes is None else lines(classes)

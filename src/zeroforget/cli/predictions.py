@@ -19,7 +19,7 @@ _NONE = "there are no pictures to classify in what was given"
 
 def listed(given: list[Path]) -> list[tuple[Path, bool]]:
     """All files, and of each whether it was found in a folder, not named itself."""
-    from zeroforget.data.readers.folder import files_below
+    from zeroforget.data.readers.folders import files_below
 
     out: list[tuple[Path, bool]] = []
     for path in given:

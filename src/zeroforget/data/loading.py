@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from zeroforget.data.cache import data_roots, decoded
-from zeroforget.data.readers.folder import check_parts, read_folder
+from zeroforget.data.readers.folders import check_parts, read_folder
 from zeroforget.data.shards import load_shards
 from zeroforget.data.sources import FLIPPED, SOURCES, Source
 from zeroforget.data.values import Collection, DataError, Listing, OnRead, Pixels, Treatment

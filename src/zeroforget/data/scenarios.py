@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from zeroforget.data.loading import Root, find, load, source
-from zeroforget.data.readers.folder import stands_alone
+from zeroforget.data.readers.folders import stands_alone
 from zeroforget.data.sources import SOURCES
 from zeroforget.data.stream import local
 from zeroforget.data.values import Collection, OnRead, Scenario, Split, Task

@@ -16,9 +16,9 @@ from zeroforget.axes.labels import label_size
 from zeroforget.axes.plain_modules import laid_out, remembered_sizes, replace, replace_kept, set_tensor
 from zeroforget.files.hashes import Digest
 from zeroforget.growing import user_buffers
+from zeroforget.growing.births import Summary
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.per_task import HeadPlace, PerTask
-from zeroforget.growing.summary import Summary
 from zeroforget.growing.tensors import GrowingTensor
 
 

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from zeroforget.data import DataError, Images, Preparation, Split, Task
 from zeroforget.data.decode import MOST_PIXELS, TooLarge, covering, fitted, needs
-from zeroforget.data.readers.files import folders
-from zeroforget.data.readers.folder import ClassFiles, class_files
+from zeroforget.data.readers.folders import ClassFiles, class_files, folders
 from zeroforget.data.shards import INDEX, PARTS, Index, InShards, open_index
 from zeroforget.data.values import Treatment
 from zeroforget.files.hashes import Digest, sha256

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zeroforget.data.readers.files import folders, images, lines, listing, matlab, numbers, pairs
+from zeroforget.data.readers.folders import folders, images, lines, listing, matlab, numbers, pairs
 from zeroforget.data.values import DataError, Listing
 
 DEVKIT = "ILSVRC2012_devkit_t12/data"
