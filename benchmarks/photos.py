@@ -4,8 +4,9 @@ the task is.
     python -m benchmarks.photos --data DIR --squeezenet FILE --out results/photos.json
 
 DIR holds `tiny-imagenet` and `cifar-100`, packed. The classes are of the 40 that the embedded backbone's twin never saw
-(`benchmarks/backbone.py`), and the pictures of the parts that no network here was trained on. Each later task is
-learned after another one, as in practice. Results are written as they come, and what is there is not measured again.
+(`benchmarks/backbone.py`), and the pictures of the parts that no network here was trained on. Those of `TUNED` are of
+other classes. Each later task is learned after another one, as in practice. Results are written as they come, and what
+is there is not measured again.
 """
 
 from __future__ import annotations
@@ -53,8 +54,14 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "creatures": ("tiny-imagenet", ("bullfrog", "tarantula", "Chihuahua", "ox")),
     "objects": ("cifar-100", ("bed", "bicycle", "can", "pear", "rocket")),
+    "fish": ("cifar-100", ("aquarium_fish", "flatfish", "ray", "shark", "dolphin")),
+    "traffic": ("cifar-100", ("bus", "pickup_truck", "train", "motorcycle", "tank", "tractor", "streetcar")),
+    "insects": ("cifar-100", ("bee", "beetle", "butterfly", "caterpillar", "cockroach", "spider")),
+    "garden": ("cifar-100", ("orchid", "poppy", "rose", "tulip", "mushroom", "apple", "orange", "sweet_pepper")),
 }
 MEASURED = ("food", "animals", "things", "outdoors")
+TUNED = ("fish", "traffic", "insects", "garden")
+"""By random splits of sets like these the training of what a task adds was chosen."""
 UNLIKE = (("creatures", "food", "things"), ("animals", "objects", "outdoors"))
 """Tasks of the same source, so that no guess can go by how sharp a picture is."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -73,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.out.write_text(json.dumps(found, indent=1) + "\n")
         for name in args.sets.split(","):
             for place, (what, run) in enumerate(bench.contestants().items()):
+                if args.only and what not in map(str.strip, args.only.split(";")):
+                    continue
                 if any((row["what"], row["set"]) == (what, name) for row in found["tasks"]):
                     continue
                 began = time.perf_counter()
@@ -102,7 +111,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--squeezenet", type=Path, required=True, help="SqueezeNet 1.0's weights by torchvision's names"
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sets", default=",".join(MEASURED))
+    parser.add_argument("--sets", default=",".join(MEASURED), help=f"others are {', '.join(TUNED)}")
+    parser.add_argument(
+        "--only", help="such rows alone, parted by semicolons: 'SqueezeNet, frozen; SqueezeNet, rank 16'"
+    )
     parser.add_argument("--epochs", type=int, help="of all that is trained, to try this out")
     return parser.parse_args(argv)
 
@@ -148,6 +160,7 @@ class Bench:
             "embedded, growth 0.1": lambda name: self.later(name, {}, {"growth": 0.1} | trained),
             "embedded, linear probe": lambda name: self.probe(name, "compact", resnet.embedded_weights(), 64),
             "SqueezeNet, frozen": lambda name: self.later(name, given, {}),
+            "SqueezeNet, frozen, 224 pixels": lambda name: self.later(name, given | {"size": 224}, {}),
             "SqueezeNet, rank 16": lambda name: self.later(name, given, {"rank": 16} | trained),
             "SqueezeNet, growth 0.1": lambda name: self.later(name, given, {"growth": 0.1} | trained),
             "SqueezeNet, linear probe": lambda name: self.probe(name, "squeezenet", self.args.squeezenet, SIZE),
@@ -177,7 +190,7 @@ class Bench:
 
     def _before(self, model: Model, first: dict[str, Any]) -> None:
         """Some other task, so that the one that is measured is a later one."""
-        kept = self.folder / f"before-{first.get('network', 'embedded')}"
+        kept = self.folder / f"before-{first.get('network', 'embedded')}-{first.get('size')}"
         if not kept.exists():
             open_model(kept).learn(self._parts("creatures")[0], "creatures", progress=False, **first)
         shutil.copytree(kept, model.path)
@@ -280,7 +293,20 @@ def page(files: Sequence[Path]) -> str:
         f"{found['commit']}, {found['date']}."
     )
     guess = "## Which task is this?\n\nThree tasks are learned by default, and the model guesses each test photo's."
-    parts = [table(found), weighed(found), about, *map(twin, [backbones] if backbones else []), guess, guessed(found)]
+    parts = [
+        table(found, MEASURED),
+        weighed(found),
+        about,
+        *map(twin, [backbones] if backbones else []),
+        guess,
+        guessed(found),
+    ]
+    if any(row["set"] in TUNED for row in found["tasks"]):
+        parts += [
+            "## Where the training was chosen",
+            "Classes that SqueezeNet may know, and the embedded network does.",
+            table(found, TUNED),
+        ]
     return "\n\n".join(parts)
 
 
@@ -302,18 +328,19 @@ def weighed(found: dict[str, Any]) -> str:
     )
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any], wanted: Sequence[str]) -> str:
     """A row for each contestant: accuracy of each set; and of the sets that all have, accuracy with its interval,
     seconds and bytes a task."""
-    there = {(row["what"], row["set"]) for row in found["tasks"]}
-    whats = list(dict.fromkeys(row["what"] for row in sorted(found["tasks"], key=lambda row: row["place"])))
-    sets = [name for name in MEASURED if any(one == name for _, one in there)]
+    own = sorted((row for row in found["tasks"] if row["set"] in wanted), key=lambda row: row["place"])
+    there = {(row["what"], row["set"]) for row in own}
+    whats = list(dict.fromkeys(row["what"] for row in own))
+    sets = [name for name in wanted if any(one == name for _, one in there)]
     shared = [name for name in sets if all((what, name) in there for what in whats)]
-    every = "all four" if shared == list(MEASURED) else " and ".join(shared)
+    every = "all four" if shared == list(wanted) else " and ".join(shared)
     heads = [*sets, f"{every} (95 % interval)", "s a task", "kB a task"]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     for what in whats:
-        rows = {row["set"]: row for row in found["tasks"] if row["what"] == what}
+        rows = {row["set"]: row for row in own if row["what"] == what}
         cells = [f"{100 * rows[s]['right'] / rows[s]['pictures']:.1f}" if s in rows else "–" for s in sets]
         right, count = (sum(rows[name][key] for name in shared) for key in ("right", "pictures"))
         low, high = interval(right / count, count)

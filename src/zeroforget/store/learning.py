@@ -94,7 +94,7 @@ from zeroforget.training.seeding import seeded
 
 MOST_EPOCHS = 500
 """So many epochs of a training are written down, the last ones."""
-LESS = 0.9
+LESS = 0.99
 """What a task adds to frozen features must bring the loss on the selection part below this share of their head's.
 
 Accuracy on a few pictures would be a poor judge: on 40 photos a class it took the worse network in 2 of 8 trials.

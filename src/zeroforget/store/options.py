@@ -84,7 +84,8 @@ class Options:
         None, "Epochs at most: 60 by default, and 10, all of them, for what a task adds to frozen features."
     )
     lr: float | None = option(
-        None, "Learning rate to begin with: 0.02 by default, and 0.002 for what a task adds to frozen features."
+        None,
+        "Learning rate to begin with: 0.02 by default, and 0.0005, by AdamW, for what a task adds to frozen features.",
     )
     batch_size: int = option(32, "Pictures in a step.")
     patience: int = option(4, "Epochs without a better loss on what is held out before the learning rate is divided.")
@@ -196,17 +197,19 @@ class Options:
         """How to train; what is added to frozen features starts from a head that fits, and moves less."""
         from zeroforget.training import Regime  # needs torch, which the command line's --help does not
 
-        rate, epochs, schedule = (0.002, 10, "cosine") if added else (0.02, 60, "patience")
+        rate, epochs, optimizer, schedule, keep = (
+            (0.0005, 10, "adamw", "cosine", "last") if added else (0.02, 60, "sgd", "patience", "accurate")
+        )
         rate, epochs = self.lr or rate, self.epochs or epochs
         return Regime(
-            optimizer="sgd",
+            optimizer=optimizer,
             lr=rate,
-            options={"momentum": 0.9, "weight_decay": 1e-4},
+            options={} if added else {"momentum": 0.9, "weight_decay": 1e-4},
             batch_size=self.batch_size,
             epochs=1 if self.finish else epochs,
             schedule=schedule,
             patience=self.patience,
-            keep="best" if added else "accurate",
+            keep=keep,
             min_lr=rate / 100,
             clip=5.0,
             device=self.device,
