@@ -9,7 +9,7 @@ from torch import nn
 from tests.methods.small_tasks import answers, example, learned, net, regime, right, tasks
 from zeroforget.methods.base import TaskSpec
 from zeroforget.methods.eft import Convolved, Eft
-from zeroforget.methods.task_norms import task_tensors
+from zeroforget.methods.per_task import task_tensors
 from zeroforget.training import Fit
 
 MOVING = {"momentum": 0.9, "weight_decay": 0.1}

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tests.methods import helpers
 from zeroforget.methods import Method, find, names
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.bitmasks import maskable
 from zeroforget.methods.columns import Pnn
 from zeroforget.methods.packnet import PackNet
+from zeroforget.methods.per_task import maskable
 from zeroforget.methods.piggyback import Piggyback
 from zeroforget.methods.progress_compress import ProgressCompress
 from zeroforget.methods.tfm import Tfm

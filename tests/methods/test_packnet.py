@@ -9,8 +9,8 @@ from torch import nn
 from tests.methods import helpers
 from tests.methods.small_tasks import answers, example, learned, net, regime, replayed, right, tasks
 from zeroforget.methods.base import TaskSpec
-from zeroforget.methods.bitmasks import BitMasks, pack, unpack
 from zeroforget.methods.packnet import PackNet
+from zeroforget.methods.per_task import BitMasks, pack, unpack
 from zeroforget.training import Diverged, Fit
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.methods import helpers
 from zeroforget.methods.packnet import PackNet
+from zeroforget.methods.per_task import norm_tensors, plain_copy
 from zeroforget.methods.piggyback import Piggyback
-from zeroforget.methods.task_norms import norm_tensors, plain_copy
 
 
 def norms_net() -> nn.Module:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.methods.small_tasks import answers, example, net, regime, tasks
-from zeroforget.methods.bitmasks import LENGTH, BitMasks, code_lengths, coded_bits
+from zeroforget.methods.per_task import LENGTH, BitMasks, code_lengths, coded_bits
 from zeroforget.methods.scored import Wsn
 from zeroforget.training import Fit
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
-from zeroforget.methods.task_norms import TaskNorms, norm_tensors, overwrite, plain_copy, task_tensors
+from zeroforget.methods.per_task import TaskNorms, norm_tensors, overwrite, plain_copy, task_tensors
 from zeroforget.training import Fit
 from zeroforget.training.evaluate import Predictor
 

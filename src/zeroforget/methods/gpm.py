@@ -14,7 +14,7 @@ from zeroforget.axes.trace import in_eval
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
 from zeroforget.methods.importance import Kept, enough, samples_of
-from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
+from zeroforget.methods.per_task import TaskNorms, norm_tensors, plain_copy
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 

@@ -16,7 +16,7 @@ from zeroforget.axes.find import find_axes
 from zeroforget.axes.labels import Concat, Label, Named, Product
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
-from zeroforget.methods.task_norms import TaskNorms, norm_tensors, plain_copy
+from zeroforget.methods.per_task import TaskNorms, norm_tensors, plain_copy
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite
 from zeroforget.methods.importance import Kept, enough, fisher, samples_of
-from zeroforget.methods.task_norms import overwrite
+from zeroforget.methods.per_task import overwrite
 from zeroforget.training import Fit, FitLog
 
 _EPSILON = 1e-8

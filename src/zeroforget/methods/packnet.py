@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, learn_only
-from zeroforget.methods.bitmasks import BitMasks, FrozenWeights, maskable
-from zeroforget.methods.task_norms import TaskNorms, norm_tensors, norms, plain_copy
+from zeroforget.methods.per_task import BitMasks, FrozenWeights, TaskNorms, maskable, norm_tensors, norms, plain_copy
 from zeroforget.training import Fit, FitLog, Regime
 from zeroforget.training.evaluate import Predictor
 from zeroforget.training.log import joined

@@ -11,8 +11,7 @@ from torch.func import functional_call
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, bits, finite, learn_only
-from zeroforget.methods.bitmasks import BitMasks, maskable
-from zeroforget.methods.task_norms import TaskNorms, norm_tensors, overwrite, plain_copy
+from zeroforget.methods.per_task import BitMasks, TaskNorms, maskable, norm_tensors, overwrite, plain_copy
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 

@@ -11,9 +11,18 @@ from torch.func import functional_call
 
 from zeroforget.data import Task
 from zeroforget.methods.base import Method, Overhead, TaskSpec, adams_rate, bits, learn_only
-from zeroforget.methods.bitmasks import BitMasks, FrozenWeights, coded_bits, maskable
 from zeroforget.methods.importance import Kept
-from zeroforget.methods.task_norms import TaskNorms, norm_tensors, overwrite, plain_copy, task_tensors
+from zeroforget.methods.per_task import (
+    BitMasks,
+    FrozenWeights,
+    TaskNorms,
+    coded_bits,
+    maskable,
+    norm_tensors,
+    overwrite,
+    plain_copy,
+    task_tensors,
+)
 from zeroforget.training import Fit, FitLog
 from zeroforget.training.evaluate import Predictor
 
