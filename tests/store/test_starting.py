@@ -109,7 +109,7 @@ def test_where_no_weights_are(data: Path, tmp_path: Path, monkeypatch: pytest.Mo
         model.learn(data / "low", "low", pretrained=False, frozen=True)
     with pytest.raises(ModelError, match=r"for color photos of 32 pixels and more.*leave out --gray"):
         model.learn(data / "low", "low", pretrained=True, gray=True)
-    monkeypatch.setattr(resnet, "FILE", tmp_path / "none.safetensors")
+    monkeypatch.setattr(resnet, "EMBEDDED_FILE", tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match=r"none.safetensors is missing\); give a file with --weights, or train it"):
         model.learn(data / "low", "low", pretrained=True)
     assert not model.path.exists()
@@ -123,7 +123,7 @@ def test_the_packages_weights_are_where_photos_begin(tmp_path: Path, monkeypatch
         n: v.half() if v.is_floating_point() else v for n, v in nets.build("compact", (3, 32, 32)).state_dict().items()
     }
     save_file(values, file, {"mean": json.dumps([0.5] * 3), "std": json.dumps([0.25] * 3)})
-    monkeypatch.setattr(resnet, "FILE", file)
+    monkeypatch.setattr(resnet, "EMBEDDED_FILE", file)
     photos = write_digits(tmp_path / "photos", (0, 1), 10)
     for picture in photos.rglob("*.png"):
         with Image.open(picture) as image:
