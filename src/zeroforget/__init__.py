@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from zeroforget.growing.births import State
     from zeroforget.growing.network import GrowingNetwork
     from zeroforget.methods import Method
-    from zeroforget.proving.grow import adopt, grow
+    from zeroforget.proving.adopt import adopt
+    from zeroforget.proving.grow import grow
     from zeroforget.store import Model, ModelError, Prediction, Report, TaskFacts
     from zeroforget.store import open_model as open  # noqa: A004
     from zeroforget.training import Diverged, Fit, FitLog, Regime
@@ -46,8 +47,9 @@ __all__ = [
 __getattr__ = fetched(
     __name__,
     {
+        "zeroforget.proving.adopt": ["adopt"],
         "zeroforget.axes.find": ["CannotGrow"],
-        "zeroforget.proving.grow": ["adopt", "grow"],
+        "zeroforget.proving.grow": ["grow"],
         "zeroforget.growing.births": ["State"],
         "zeroforget.growing.network": ["GrowingNetwork"],
         "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],
