@@ -86,6 +86,7 @@ TITLES = {
     "tfm-nofn": "TFM w/o FN",
     "tfm": "TFM",
     "lean": "Lean",
+    "lean-adam": "Lean, Adam",
     "adapters": "Adapters",
     "lwf-published": "LwF, as published",
     "hat-published": "HAT, N(0, 1)",
