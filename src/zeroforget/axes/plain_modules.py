@@ -299,6 +299,11 @@ def plain_layout(tensor: Inputs) -> Inputs:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor lies in memory as `plain_layout` would lay it."""
+    return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+
+
 def layout_of(net: nn.Module) -> torch.memory_format:
     """How a network's convolutions lie in memory."""
     last = any(

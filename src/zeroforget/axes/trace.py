@@ -414,11 +414,12 @@ def unchanged(net: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(named)
         for tensor, value in values:
-            if tensor.shape != value.shape or not _same_bits(tensor, value):
+            if tensor.shape != value.shape or not same_bits(tensor, value):
                 tensor.data = value
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN included; of sparse ones this is not asked."""
     if a.layout != torch.strided:
         return False
     return torch.equal(a, b) or torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))

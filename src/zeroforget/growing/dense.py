@@ -37,9 +37,9 @@ class CutFrom(Summary):
         """Whether the network takes more than one input."""
         return unpacks(self._skeleton[0])
 
-    def cut(self, number: int) -> nn.Module:
-        """A new network of a task's own."""
-        return DenseInTurn(self).turn(number)
+    def cut(self, number: int, *, lend: bool = False) -> nn.Module:
+        """A new network of a task's own. One that is lent shares weights with this one: ask it, then let go of it."""
+        return DenseInTurn(self, lend=lend).turn(number)
 
     def _numbers(self, path: str, module: nn.Module, widths: Mapping[str, int]) -> dict[str, Any]:
         """The sizes that the module at `path` remembers where the axes have these widths."""
@@ -83,8 +83,8 @@ class DenseInTurn:
     So many tasks can be asked with the memory of one of them. What `turn` gives is good until the next `turn`.
     """
 
-    def __init__(self, net: CutFrom) -> None:
-        self.net = net
+    def __init__(self, net: CutFrom, *, lend: bool = False) -> None:
+        self.net, self.lend = net, lend
         self._made: nn.Module | None = None
         self._parts: list[tuple[str, nn.Module, nn.Module]] = []
         self._widths: dict[str, int] = {}
@@ -146,7 +146,7 @@ class DenseInTurn:
             live.fill(task, module)
             return
         if isinstance(live, GrowingLayer):
-            weight, bias = live.dense(task)
+            weight, bias = live.dense(task, lend=self.lend)
             set_tensor(module, "weight", weight)
             if bias is not None:
                 set_tensor(module, "bias", bias)
@@ -155,7 +155,7 @@ class DenseInTurn:
             tensor = self.net.loose._modules.get(_key(path, name))
             if tensor is not None:
                 assert isinstance(tensor, GrowingTensor)
-                set_tensor(module, name, tensor.at(task))
+                set_tensor(module, name, tensor.at(task, lend=self.lend))
         kept = self.net.extras[task] if task < len(self.net.extras) else None
         for name, buffer in live._buffers.items():
             value = buffer if kept is None else kept._buffers.get(_key(path, name))

@@ -220,12 +220,13 @@ class GrowingLayer(nn.Module):
         groups = 1 if numbers["groups"] == 1 else x.shape[1] // each
         return x, Geometry(numbers["stride"], padding, numbers["dilation"], groups)
 
-    def dense(self, task: int) -> tuple[Tensor, Tensor | None]:
+    def dense(self, task: int, *, lend: bool = False) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a task's own plain layer, its feature normalization folded in."""
-        weight = self.grown.at(task)
-        bias = None if self.grown_bias is None else self.grown_bias.at(task)
         norm = self.norms[task]
         assert isinstance(norm, FeatureNorm)
+        lend = lend and not len(norm.covered)
+        weight = self.grown.at(task, lend=lend)
+        bias = None if self.grown_bias is None else self.grown_bias.at(task, lend=lend)
         if not len(norm.covered):
             return weight, bias
         with torch.no_grad():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zeroforget.axes.labels import Label, axis_names, births_of
+from zeroforget.axes.plain_modules import is_plain
 from zeroforget.growing.rank_births import RankBirth, orthonormal
 from zeroforget.operators.places import Places, select
 from zeroforget.operators.plain import Block, LowRank
@@ -28,7 +29,8 @@ class GrowingTensor(nn.Module):
     `writes` is the dimension along which it writes features; -1 if it writes none but has a number for each one of
     others, as a gain has; None if that is not known. New values start as that wants; where they are kept does not
     depend on it. `blank` is the row that an embedding keeps at zero. `leans` tells whether tasks may have rank births
-    here: `value` never holds these, they are added to what a task uses.
+    here: `value` never holds these, they are added to what a task uses. `initial` becomes its own: whoever goes on
+    using it passes a copy.
     """
 
     value: Tensor
@@ -61,14 +63,14 @@ class GrowingTensor(nn.Module):
         self.blank = blank
         self.frozen = not initial.requires_grad
         """Whether it was given as a constant: what it holds stays, and what is born later learns."""
-        self.register_buffer("value", initial.detach().clone().reshape(initial.shape or (1,)))
+        self.register_buffer("value", initial.detach().reshape(initial.shape or (1,)))
         self.register_parameter("rows", None)
         self.register_parameter("cols", None)
         # What fresh values look like: spread and mean of the network as it was given, and how many inputs it had. In
         # the state, so that a network loaded from it grows as the one that was saved would.
-        spread = self.value.double().std(correction=0) if self.value.numel() > 1 else torch.tensor(0.0)
-        center = self.value.double().mean() if self.value.numel() else 0.0
-        facts = [float(spread), float(center), float(self._inputs())]
+        exact = self.value.double()
+        spread = exact.std(correction=0) if exact.numel() > 1 else torch.tensor(0.0)
+        facts = [float(spread), float(exact.mean() if exact.numel() else 0.0), float(self._inputs())]
         self.register_buffer("fresh", torch.tensor(facts, dtype=torch.float64))
         self.leans = leans and self.mixes
         self.rank_births = nn.ModuleDict()
@@ -88,7 +90,8 @@ class GrowingTensor(nn.Module):
         """
         before = self._inputs()
         dims = [(d, births_of(label, births) <= 0) for d, label in enumerate(self.labels)]
-        self.value = select(self.value, dims)
+        if [int(kept.sum()) for _, kept in dims] != list(self.value.shape) or not is_plain(self.value):
+            self.value = select(self.value, dims)  # what keeps all stays where it is
         if before != self._inputs():
             self.value *= math.sqrt(before / self._inputs())
         self._open(0, *self._births_along(births, 0))
@@ -372,20 +375,24 @@ class GrowingTensor(nn.Module):
         self.sync()
         super()._save_to_state_dict(*args, **kwargs)
 
-    def at(self, task: int) -> Tensor:
-        """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing."""
-        out = self._born_by(task)
+    def at(self, task: int, *, lend: bool = False) -> Tensor:
+        """The values that a task uses, as a contiguous copy. Whoever asks for an earlier task's writes nothing.
+
+        What is lent may be our own, to be read before anything changes here."""
+        out = self._born_by(task, lend=lend and not self.rank_births)
         if self.rank_births:
             rows, cols = self.row_births, self.col_births
             out = self._with_steps(out, task, rows[rows <= task], cols[cols <= task])
         return out.reshape(()) if self.scalar else out
 
-    def _born_by(self, task: int) -> Tensor:
+    def _born_by(self, task: int, *, lend: bool = False) -> Tensor:
         """What was born up to a task, without rank births."""
         if task >= self.task:
             self.sync()
         if task >= self.youngest:
-            return self.value.clone(memory_format=torch.contiguous_format)
+            return (
+                self.value if lend and is_plain(self.value) else self.value.clone(memory_format=torch.contiguous_format)
+            )
         chosen = [(self.row, self.row_births <= task)]
         if self.col >= 0:
             chosen.append((self.col, self.col_births <= task))

@@ -16,6 +16,7 @@ from zeroforget.growing.growth import GrowthLimits, is_share, limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.rank_births import Rank
 from zeroforget.proving.input_checks import one_input_and_output, taking
+from zeroforget.proving.memory import give_back
 from zeroforget.proving.prove import check_start, proven_axes
 
 
@@ -96,6 +97,7 @@ def growing(
         none = dict.fromkeys(axes.sizes, 0)
         with torch.inference_mode(False), taking(net, example):
             check_start(net, axes, example, limits.plan(dict.fromkeys(axes.sizes, 0.0), none, start)[1])
+    give_back()
     with torch.inference_mode(False):
         grown = GrowingNetwork(net, axes, tuple(example.shape[1:]), limits, start, fn, bridge, rank, inside)
     idle = {name.rpartition(".")[0] or name for name in axes.idle if name not in axes.elsewhere}

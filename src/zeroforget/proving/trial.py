@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
 from zeroforget.axes.labels import Clash, axis_names, births_of
+from zeroforget.axes.trace import same_bits
 from zeroforget.growing.growth import GrowthLimits
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.tensors import GrowingTensor
-from zeroforget.growing.user_buffers import ASKS
+from zeroforget.growing.user_buffers import ASKS, buffers
 from zeroforget.operators.places import Places, select
 from zeroforget.proving.input_checks import hints, wavers
+from zeroforget.proving.memory import give_back
 
 
 class Unlike(Exception):
@@ -86,6 +88,7 @@ class Trial:
             for task in tasks:
                 chosen = free if task == "free" else list(self.axes.sizes)
                 net.add_task(task, 2, growth=dict.fromkeys(chosen, _BY))
+                give_back()
         return net.eval()
 
     @torch.no_grad()
@@ -210,6 +213,9 @@ class Trial:
         return [m for m in self.net.body.modules() if isinstance(m, GrowingNorm)]
 
     def _backward(self, tolerance: float, *, compare: bool) -> None:
+        # The dense form comes first: it is gone when backward keeps what it needs.
+        answered, state = (self._answer() if compare else None), self._state()
+        give_back()
         ran: set[int] = set()
         norms = self._norms()
         handles = [m.register_forward_hook(lambda m, *_: ran.add(id(m))) for m in norms]
@@ -221,7 +227,11 @@ class Trial:
         finally:
             for handle in handles:
                 handle.remove()
-        dense = self._answer() if compare else live.detach()
+        if compare and not _same_state(state, self._state()):  # what it remembers now belongs to its answer
+            answered = self._answer()
+        if isinstance(answered, Broke):
+            raise answered
+        dense = live.detach() if answered is None else answered
         if not dense.isfinite().all():
             raise Unlike("the wider network computes NaN or infinity" + hints(self.plain))
         if not torch.allclose(live.detach(), dense, rtol=tolerance, atol=tolerance * float(dense.abs().max())):
@@ -242,13 +252,18 @@ class Trial:
                     f"detach, numpy). Let gradients pass there, or pass keep=['{_path(name)}']"
                 )
 
+    def _state(self) -> dict[str, Tensor]:
+        """Copies of the buffers of the user's own modules."""
+        return {name: buffer.detach().clone() for name, buffer in buffers(self.net.body)}
+
     @torch.no_grad()
-    def _answer(self) -> Tensor:
+    def _answer(self) -> Tensor | Broke:
+        """What the dense form answers, or how it broke off."""
         dense = self.net.dense(len(self.net.history) - 1)
         try:
             out: Tensor = dense(self.x)
         except ERRORS as error:
-            raise Broke(where(dense.get_submodule("features"), self.x), short(error)) from error
+            return Broke(where(dense.get_submodule("features"), self.x), short(error))
         return out
 
     def _felt(self, axes: Collection[str]) -> set[str]:
@@ -263,6 +278,10 @@ class Trial:
                     if bool(part.index_select(dim, own[places.index].nonzero().squeeze(1)).any()):
                         felt.add(axis)
         return felt
+
+
+def _same_state(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(same_bits(tensor, b[name]) for name, tensor in a.items())
 
 
 def without_gradient(axes: Axes, name: str) -> bool:

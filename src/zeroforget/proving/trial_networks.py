@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from zeroforget.axes.find import Axes, two_rows
 from zeroforget.axes.plain_modules import layout_of, narrowed, plain_layout
 from zeroforget.axes.trace import unchanged, without_caches
+from zeroforget.proving.memory import give_back
 from zeroforget.proving.trial import ERRORS, Broke, Trial, Unlike
 
 Find = Callable[[nn.Module, Tensor], Axes]
@@ -66,6 +67,7 @@ class Subjects:
         if self._slims and (slim := _slim(self.net, axes, self._corner, find)):
             try:
                 if not slim.check(axes):
+                    give_back()
                     _confirm(self.net, axes, self._corner)
                     return {}
             except (Unlike, Broke):
