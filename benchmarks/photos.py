@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 began = time.perf_counter()
                 right, bytes_, notes = run(name)
                 row = {"what": what, "place": place, "set": name, "right": right, "pictures": bench.tests(name)}
-                row |= {"seconds": round(time.perf_counter() - began, 1), "bytes": bytes_} | notes
+                row |= {"seconds": round(time.perf_counter() - began, 1), "bytes": bytes_, "commit": commit()} | notes
                 found["tasks"].append(row)
                 args.out.write_text(json.dumps(found, indent=1) + "\n")
                 print(json.dumps(row), flush=True)
@@ -288,9 +288,10 @@ def features(net: nn.Module, images: Tensor) -> Tensor:
 def page(files: Sequence[Path]) -> str:
     """The tables of the docs, from this benchmark's file and those of the embedded network and its twin."""
     found, *backbones = (json.loads(file.read_text()) for file in files)
+    commits = dict.fromkeys(f"commit {row.get('commit', found['commit'])}" for row in found["tasks"])
     about = (
-        f"`{found['command']}`: one thread of a CPU, torch {found['torch']}, seed {found['seed']}, commit "
-        f"{found['commit']}, {found['date']}."
+        f"`{found['command']}`: one thread of a CPU, torch {found['torch']}, seed {found['seed']}, "
+        f"{' and '.join(commits)}, {found['date']}."
     )
     guess = "## Which task is this?\n\nThree tasks are learned by default, and the model guesses each test photo's."
     parts = [

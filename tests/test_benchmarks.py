@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from benchmarks import __main__ as bench
-from benchmarks import backbone, replay, scaling_tables, search, step_tables, steps, tasks
+from benchmarks import backbone, photos, replay, scaling_tables, search, step_tables, steps, tasks
 from benchmarks.packed import CIFAR, PARTS, unseen
 from benchmarks.timing import Step
 from zeroforget import nets
@@ -167,3 +167,20 @@ def test_costs_of_many_tasks_may_be_measured_in_pieces() -> None:
     assert joined == {"step": {1: 1.0, 10: 3.0, 100: 4.0}, "learn": {1: 5.0}}
     with pytest.raises(SystemExit, match="another network"):
         tasks.joined(before, {"width": 2}, {})
+
+
+def test_photos_are_told_set_by_set_and_rows_measured_again_by_their_own_commit(tmp_path: Path) -> None:
+    rows = [
+        {"what": what, "place": place, "set": name, "right": 30 + place, "pictures": 40, "seconds": 2.0, "bytes": 1000}
+        for place, what in enumerate(("frozen", "rank 16"))
+        for name in (*photos.MEASURED, *photos.TUNED[:2])
+    ]
+    rows[0]["commit"] = "bbb"
+    found = {"tasks": rows, "command": "run", "commit": "aaa", "date": "today", "seed": 0, "torch": "2"}
+    found |= {"uneven": [{"pictures": 9, "as they are": 3, "even": 6}], "guesses": []}
+    (tmp_path / "photos.json").write_text(json.dumps(found))
+    page = photos.page([tmp_path / "photos.json"])
+    assert "| | food | animals | things | outdoors | all four (95 % interval) | s a task | kB a task |" in page
+    assert "| rank 16 | 77.5 | 77.5 | 77.5 | 77.5 | 77.5 (70–83) | 2 | 1 |" in page
+    assert "commit bbb and commit aaa" in page
+    assert "| | fish | traffic | fish and traffic (95 % interval) |" in page

@@ -18,7 +18,7 @@ from zeroforget import nets
 from zeroforget.data import Preparation, Split
 from zeroforget.methods.base import TaskSpec
 from zeroforget.nets import resnet
-from zeroforget.store import Model, ModelError, Watch, open_model
+from zeroforget.store import Model, ModelError, Options, Watch, open_model
 from zeroforget.store.folder import BORN, SPREAD
 from zeroforget.store.frozen_features import Added, Found, cross_validated, folds, pool
 from zeroforget.store.pictures import lesson, list_pictures, read_pictures
@@ -84,9 +84,18 @@ def test_a_later_task_may_grow_on_frozen_features(data: Path, tmp_path: Path, mo
     facts = model.learn(data / "high", "high", growth=0.2, lr=0.02, epochs=4, batch_size=8)
     assert sum(facts.born.values()) > 0
     assert torch.equal(model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "low"), before)
-    assert (facts.training["epochs"], facts.preprocessing.mean) == (4, (0.25,))
+    assert (facts.training["epochs"], facts.training["kept"], facts.preprocessing.mean) == (4, 3, (0.25,))
     assert facts.training["refitted"] is True
     assert model.verify()
+
+
+def test_what_is_added_is_trained_otherwise_than_a_network() -> None:
+    added, whole = Options().regime(added=True), Options().regime()
+    assert (added.optimizer, added.lr, added.epochs, added.schedule, added.keep) == (
+        "adamw", 0.0005, 10, "cosine", "last"
+    )  # fmt: skip
+    assert (whole.optimizer, whole.lr, whole.epochs, whole.keep) == ("sgd", 0.02, 60, "accurate")
+    assert Options(lr=0.1, epochs=3).regime(added=True).lr == 0.1
 
 
 def test_weights_may_be_tuned_by_the_first_task(data: Path, tmp_path: Path) -> None:
