@@ -163,6 +163,9 @@ class Bench:
             "SqueezeNet, frozen, 224 pixels": lambda name: self.later(name, given | {"size": 224}, {}),
             "SqueezeNet, rank 16": lambda name: self.later(name, given, {"rank": 16} | trained),
             "SqueezeNet, growth 0.1": lambda name: self.later(name, given, {"growth": 0.1} | trained),
+            "SqueezeNet, rank 16 and growth 0.1": lambda name: self.later(
+                name, given, {"rank": 16, "growth": 0.1} | trained
+            ),
             "SqueezeNet, linear probe": lambda name: self.probe(name, "squeezenet", self.args.squeezenet, SIZE),
             "SqueezeNet, a fine-tuned copy": self.fine_tuned,
         }
