@@ -2,7 +2,7 @@
 
 A block begins with one of these lines and ends with `<!-- end -->`; what stands between is written by this program:
 
-    <!-- table results/NAME.json [--beside paper] -->       the table of accuracies
+    <!-- table results/NAME.json [--beside paper] [--against METHOD] -->   the table of accuracies, as of `table`
     <!-- headline results/NAME.json ... -->                 averages of TFM and its bounds, a row for each experiment
     <!-- choice results/TRANSFER.json results/NAME.json --> ours beside what else one might take: accuracy and bytes
     <!-- tuned results/NAME.json -->                        what each method's options were, and what was searched
@@ -35,6 +35,7 @@ import statistics
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -136,7 +137,10 @@ def _body(block: str, words: list[str], beside: str) -> str:
         return kept(runs)
     if block == "board":
         return board(runs)
-    return formats.text(tables.tables(runs, beside_paper="--beside paper" in " ".join(words)), "markdown")
+    asked = dict(pairwise(words))
+    beside, against = asked.get("--beside"), asked.get("--against")
+    made = tables.tables(runs, beside_paper=beside == "paper", published=beside == "published", against=against)
+    return formats.text(made, "markdown")
 
 
 def _runs(name: str, words: list[str]) -> list[Results]:
