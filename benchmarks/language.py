@@ -32,7 +32,7 @@ from benchmarks.transfer_contestants import Newest
 from benchmarks.transfer_lora import nbytes
 from benchmarks.transfer_training import one_cycle
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import adopt
 from zeroforget.store.tensors import born
 
 COMMAND = "python -m benchmarks.language --text DIR --out results/language.json"

@@ -40,7 +40,7 @@ from benchmarks.transfer_lora import nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, resident, train
 from zeroforget.data import Plan, Task, scenario
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import adopt
 from zeroforget.training import Regime, accuracy, logits
 from zeroforget.training.seeding import seeded
 

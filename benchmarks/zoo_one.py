@@ -18,8 +18,7 @@ from benchmarks.zoo_models import Choice, build
 from zeroforget.axes.find import CannotGrow
 from zeroforget.axes.inputs import as_batch
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.proving.adopt import adopt
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import adopt, grow
 from zeroforget.proving.trial import without_gradient
 
 

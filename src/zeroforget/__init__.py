@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from zeroforget.growing.births import State
     from zeroforget.growing.network import GrowingNetwork
     from zeroforget.methods import Method
-    from zeroforget.proving.adopt import adopt
-    from zeroforget.proving.grow import grow
+    from zeroforget.proving.grow import adopt, grow
     from zeroforget.store import Model, ModelError, Prediction, Report, TaskFacts
     from zeroforget.store import open_model as open  # noqa: A004
     from zeroforget.training import Diverged, Fit, FitLog, Regime
@@ -47,9 +46,8 @@ __all__ = [
 __getattr__ = fetched(
     __name__,
     {
-        "zeroforget.proving.adopt": ["adopt"],
         "zeroforget.axes.find": ["CannotGrow"],
-        "zeroforget.proving.grow": ["grow"],
+        "zeroforget.proving.grow": ["adopt", "grow"],
         "zeroforget.growing.births": ["State"],
         "zeroforget.growing.network": ["GrowingNetwork"],
         "zeroforget.data": ["Preparation", "Scenario", "Split", "Task", "scenario"],

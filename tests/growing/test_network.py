@@ -15,8 +15,7 @@ from zeroforget.axes.find import CannotGrow
 from zeroforget.growing.births import State
 from zeroforget.growing.layers import FeatureNorm, GrowingLayer
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.proving.adopt import adopt
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import adopt, grow
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.tensors import GrowingTensor
-from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import adopt
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 

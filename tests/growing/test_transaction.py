@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.network import GrowingNetwork
-from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import adopt
 
 
 class Own(nn.Module):

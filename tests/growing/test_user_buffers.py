@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.growing.tensors import GrowingTensor
-from zeroforget.proving.adopt import adopt
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import adopt, grow
 
 WORDS = torch.arange(42).reshape(6, 7)
 

@@ -17,7 +17,7 @@ from tests.growing.test_ways import Made
 from tests.proving.patterns import IMAGES, ROWS, WORDS, ConvNeXt, DenseNet, Encoder, MobileNet, Swin, VisionTransformer
 from zeroforget.axes.find import CannotGrow
 from zeroforget.nets import build
-from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import adopt
 
 
 class Classifier(nn.Module):

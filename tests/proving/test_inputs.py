@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zeroforget.proving.adopt import adopt
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import adopt, grow
 
 WORDS = torch.arange(28).reshape(4, 7) % 11
 MASK = (torch.arange(28).reshape(4, 7) % 5 > 0).long()

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from zeroforget.proving.adopt import adopt
-from zeroforget.proving.grow import grow
-from zeroforget.proving.memory import give_back
+from zeroforget.proving.grow import adopt, grow
+from zeroforget.proving.trial import give_back
 from zeroforget.proving.trial_networks import LARGE
 
 

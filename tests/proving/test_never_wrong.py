@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from tests.growing.helpers import train
 from tests.growing.test_ways import Made
 from zeroforget.axes.find import CannotGrow
-from zeroforget.proving.adopt import adopt
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import adopt, grow
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 WORDS = torch.arange(28).reshape(4, 7) % 11

@@ -27,7 +27,7 @@ from benchmarks.transfer_lora import Adapted, LowRank, capped, nbytes, rank_near
 from benchmarks.transfer_training import exact, fewer, one_cycle, train
 from zeroforget.data import Preparation, Split, Task
 from zeroforget.nets.resnet import ResNet
-from zeroforget.proving.adopt import adopt
+from zeroforget.proving.grow import adopt
 from zeroforget.training import Regime
 
 SHAPE = (3, 16, 16)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import ctypes
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +21,6 @@ from zeroforget.growing.tensors import GrowingTensor
 from zeroforget.growing.user_buffers import ASKS, buffers
 from zeroforget.operators.places import Places, select
 from zeroforget.proving.input_checks import hints, wavers
-from zeroforget.proving.memory import give_back
 
 
 class Unlike(Exception):
@@ -317,3 +318,23 @@ def _redraw(features: nn.Module, axes: Axes, births: Mapping[str, Tensor], shift
             new = Places.where(births_of(labels[dim], births) > 0)
             part = new.take(parameter, dim)
             new.put(parameter, dim, part + shift if writes == -1 else torch.randn_like(part) * spread)
+
+
+def give_back() -> None:
+    """Let the C library give back what is free in its heap.
+
+    It keeps tensors' memory there in pieces, and those that a trial leaves do not fit the tensors of the next: without
+    this, a process grows to several times what is in use at any time.
+    """
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """The GNU C library's `malloc_trim`, where that is the one in use."""
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    return found

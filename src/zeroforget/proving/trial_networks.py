@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from zeroforget.axes.find import Axes, two_rows
 from zeroforget.axes.plain_modules import layout_of, narrowed, plain_layout
 from zeroforget.axes.trace import unchanged, without_caches
-from zeroforget.proving.memory import give_back
-from zeroforget.proving.trial import ERRORS, Broke, Trial, Unlike
+from zeroforget.proving.trial import ERRORS, Broke, Trial, Unlike, give_back
 
 Find = Callable[[nn.Module, Tensor], Axes]
 """Finds the axes of a network like the given one, on an input like the given one."""

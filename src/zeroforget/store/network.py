@@ -26,7 +26,7 @@ from zeroforget.growing.growth import TaskRecord, limits_of
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import libraries, own_code
 from zeroforget.nets.registry import MOST_WEIGHTS
-from zeroforget.proving.adopt import without_head
+from zeroforget.proving.grow import without_head
 from zeroforget.store.backbone import Backbone
 from zeroforget.store.errors import Damaged, ModelError
 from zeroforget.store.folder import MODEL, Chain, Folder

@@ -22,8 +22,7 @@ from zeroforget.files.hashes import sha256
 from zeroforget.growing.growth import suited_to
 from zeroforget.growing.network import GrowingNetwork
 from zeroforget.nets import libraries, resnet
-from zeroforget.proving.adopt import find_head, split_head
-from zeroforget.proving.grow import grow
+from zeroforget.proving.grow import find_head, grow, split_head
 from zeroforget.store.backbone import Backbone, Library
 from zeroforget.store.errors import ModelError
 from zeroforget.store.folder import MODEL, Chain
