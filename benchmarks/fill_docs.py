@@ -138,8 +138,8 @@ def _body(block: str, words: list[str], beside: str) -> str:
     if block == "board":
         return board(runs)
     asked = dict(pairwise(words))
-    beside, against = asked.get("--beside"), asked.get("--against")
-    made = tables.tables(runs, beside_paper=beside == "paper", published=beside == "published", against=against)
+    also, against = asked.get("--beside"), asked.get("--against")
+    made = tables.tables(runs, beside_paper=also == "paper", published=also == "published", against=against)
     return formats.text(made, "markdown")
 
 
