@@ -89,6 +89,16 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
     assert re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE) == list(ORDER)
 
 
+def test_a_small_network_is_watched_without_loading_torchs_compiler() -> None:
+    """It would take a second of each command."""
+    code = "import sys, torch\nfrom zeroforget.axes.find import find_axes\n"
+    code += "net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())\n"
+    code += "find_axes(net, torch.zeros(2, 1, 8, 8), hollowed=False)\n"
+    code += "sys.exit('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_the_package_loads_nothing_but_its_names() -> None:
     code = "import sys; before = set(sys.modules); import zeroforget; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

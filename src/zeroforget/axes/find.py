@@ -104,13 +104,15 @@ def find_axes(
     unknown: str = "refuse",
     care: Mapping[type[nn.Module], tuple[Care, str]] | None = None,
     held: Collection[str] | None = None,
+    hollowed: bool = True,
 ) -> Axes:
     """Trace `net` on a batch like `example`. Axes written by modules named in `keep` (or below them) do not grow.
 
     What cannot be followed is refused, or with `unknown="keep"` stays as it is. `care` says of module classes how they
     must be treated, and why; `held` names the buffers that keep their shape, if that cannot be told from their values.
+    `hollowed=False` computes with numbers: for a small network that is quicker than to load what is needed without.
     """
-    watcher, out, labels = watched(net, example)
+    watcher, out, labels = watched(net, example, hollowed=hollowed)
     if not isinstance(out, Tensor):
         raise ValueError(
             f"the network must return one tensor of (batch, features); it returned {choices(out)}. Pass output= with "
@@ -173,13 +175,13 @@ def refuse(found: Axes) -> None:
         )
 
 
-def watched(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, ...]]:
+def watched(net: nn.Module, example: Tensor, *, hollowed: bool = True) -> tuple[Watcher, Any, tuple[Term, ...]]:
     """A copy of the network is run under a watcher; its output comes back with its labels.
 
     Raises:
         CannotGrow: the network writes into its own parameters when it is asked.
     """
-    found = _watch(net, two_rows(example))
+    found = _watch(net, two_rows(example), hollowed)
     if names := found[0].rewritten:
         raise CannotGrow(
             f"the network writes into its own parameter '{names[0]}' while it answers, so old answers would change: "
@@ -188,18 +190,20 @@ def watched(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, 
     return found
 
 
-def _watch(net: nn.Module, example: Tensor) -> tuple[Watcher, Any, tuple[Term, ...]]:
+def _watch(net: nn.Module, example: Tensor, hollowed: bool) -> tuple[Watcher, Any, tuple[Term, ...]]:
     """Without storage if the network lets us, which takes no time; else for real."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
     try:
-        for device in ("cpu", "meta"):  # where tensors are that the code makes with no word of a device
+        for device in (
+            ("cpu", "meta") if hollowed else ()
+        ):  # where tensors are that the code makes with no word of a device
             try:
                 with torch.device(device):
                     return watch(hollow(net).eval(), example.to("meta"))
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 failed = error
-        if any(p.is_meta for p in net.parameters()):
+        if hollowed and any(p.is_meta for p in net.parameters()):
             raise failed
         return watch(copy.deepcopy(net).eval(), example)
     finally:

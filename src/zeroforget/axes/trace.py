@@ -53,6 +53,11 @@ class Unfollowed:
 class Watcher(TorchDispatchMode):
     """Labels every dimension of every tensor that an operator reads or writes while it is active."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would load its compiler, a second of work, to keep it away from here; nothing is compiled here."""
+        return False
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.problems: list[Unfollowed] = []

@@ -10,6 +10,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ Read = Callable[[Path, TaskFacts, str], Mapping[str, Tensor]]
 """Reads one of a task's files of tensors."""
 TOLERANCE = 1e-4
 """Elsewhere than where a task was learned, its logits may differ by so much of the largest."""
+FEW_WEIGHTS, FEW_VALUES = 2**24, 3 * 256**2
+"""A network of so few, and inputs of so few, is run to find its axes: to load what a run without storage needs would
+take longer."""
 
 
 def plain_network(backbone: Backbone, seed: int, most: int = MOST_WEIGHTS) -> nn.Module:
@@ -112,7 +116,8 @@ def empty_network(facts: ModelFacts, where: Path, most: int = MOST_WEIGHTS) -> G
 def _axes(plain: nn.Module, backbone: Backbone) -> Axes:
     library = backbone.library
     if library is None:
-        return find_axes(plain, example(backbone))
+        small = _weights(plain) <= FEW_WEIGHTS and prod(backbone.shape) <= FEW_VALUES
+        return find_axes(plain, example(backbone), hollowed=not small)
     return Recipe(library.keep, library.care, library.held).find(plain, example(backbone))
 
 
