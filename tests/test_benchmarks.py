@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import sys
@@ -14,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from benchmarks import __main__ as bench
-from benchmarks import backbone, photos, replay, scaling_tables, search, step_tables, steps, tasks
+from benchmarks import backbone, conversion, photos, replay, scaling_tables, search, step_tables, steps, tasks
 from benchmarks.packed import CIFAR, PARTS, unseen
 from benchmarks.timing import Step
 from zeroforget import nets
@@ -184,3 +185,12 @@ def test_photos_are_told_set_by_set_and_rows_measured_again_by_their_own_commit(
     assert "| rank 16 | 77.5 | 77.5 | 77.5 | 77.5 | 77.5 (70–83) | 2 | 1 |" in page
     assert "commit bbb and commit aaa" in page
     assert "| | fish | traffic | fish and traffic (95 % interval) |" in page
+
+
+def test_a_conversion_is_measured_in_forward_passes_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = functools.partial(conversion.Vit, 64, 1)
+    monkeypatch.setattr(conversion, "Vit", small)
+    row = conversion.measure("vit_b_16")
+    assert (row["network"], row["axes"]) == ("vit_b_16", 3)
+    assert row["forwards"] > 0
+    assert row["memory"] >= 0

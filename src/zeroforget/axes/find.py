@@ -217,16 +217,23 @@ class _Found:
         self.net, self.watcher, self.care = net, watcher, care
         self.names = list(watcher.named)  # a buffer that the network makes as it runs is not among them
         self.unfollowed: dict[str, str] = {}
+        self._inside: dict[str, list[str]] = {}
+        """Module → the tensors in it, however deep."""
+        for name in self.names:
+            path = name
+            while path:
+                path = _owner(path)
+                self._inside.setdefault(path, []).append(name)
 
     def of(self, name: str) -> tuple[Term, ...]:
         return self.watcher.of(self.watcher.named[name])
 
     def handled(self, path: str, *, deep: bool = False) -> list[Term]:
         """The labels that a module's own code meets: of its tensors and its plain layers', or of all inside it."""
-        inside = [n for n in self.names if n.startswith(f"{path}." if path else "")]
+        inside = self._inside.get(path, [])
         depth = path.count(".") + (1 if path else 0)
         near = [n for n in inside if n.count(".") <= depth + 1]
-        far = [n for n in inside if n not in near] if deep else []
+        far = [n for n in inside if n.count(".") > depth + 1] if deep else []
         seen = self.watcher.seen.get(path, {}).values()
         return [*chain.from_iterable(self.of(n) for n in near), *seen, *chain.from_iterable(self.of(n) for n in far)]
 
@@ -305,15 +312,19 @@ class _Found:
 
     def _named(self) -> dict[Axis, str]:
         """Axes that are written, in that order, called by their first writer."""
-        held = {name: [axis for term in self.of(name) for axis in axes(term) if axis.writers] for name in self.names}
+        own: dict[str, list[Axis]] = {}
+        computed: dict[str, list[Axis]] = {}  # a weight that is computed from others (parametrized) lies elsewhere
+        for name in self.names:
+            for axis in [axis for term in self.of(name) for axis in axes(term) if axis.writers]:
+                own.setdefault(_owner(name), []).append(axis)
+                for writer in axis.writers:
+                    computed.setdefault(writer, []).append(axis)
+        order = {path: i for i, path in enumerate(self.watcher.layers)}
         names: dict[Axis, str] = {}
         for path in self.watcher.layers:
-            own = [axis for name, found in held.items() if _of(name, path) for axis in found]
-            # A weight that is computed from others (parametrized) lies elsewhere.
-            computed = [axis for found in held.values() for axis in found if path in axis.writers]
-            for axis in (*own, *computed):
+            for axis in (*own.get(path, ()), *computed.get(path, ())):
                 if axis not in names:
-                    names[axis] = _unique(min(axis.writers, key=self.watcher.layers.index), names.values())
+                    names[axis] = _unique(min(axis.writers, key=order.__getitem__), names.values())
         return names
 
     def _rectified(self) -> dict[str, str]:
@@ -346,10 +357,6 @@ class _Found:
         guessed = guess_sizes(self.net, pools, sizes, lambda module: self.level(module) in (Care.ALL, Care.TIED_ALL))
         told = {key: tuple(settle(t, names) for t in terms) for key, terms in self.watcher.attributes.items()}
         return guessed | told
-
-
-def _of(name: str, path: str) -> bool:
-    return _owner(name) == path
 
 
 def _owner(name: str) -> str:

@@ -11,6 +11,7 @@ import copy
 import math
 import re
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -211,6 +212,16 @@ def forget_caches(net: nn.Module) -> nn.Module:
     return net
 
 
+def copied(net: nn.Module, made: dict[int, Any] | None = None) -> nn.Module:
+    """What `copy.deepcopy` makes, in a quarter of its time: most of what modules hold are empty tables of hooks."""
+    made = {} if made is None else made
+    for module in net.modules():
+        for value in vars(module).values():
+            if type(value) in (OrderedDict, dict, set) and not value:
+                made[id(value)] = type(value)()
+    return copy.deepcopy(net, made)
+
+
 def hollow(
     net: nn.Module, shapes: Mapping[str, tuple[int, ...]] | None = None, *, constants: bool = False
 ) -> nn.Module:
@@ -234,7 +245,7 @@ def hollow(
     for _, _, value in plain:
         if id(value) not in made:
             made[id(value)] = torch.empty_like(value, device="meta")
-    bare = forget_caches(copy.deepcopy(net, made))
+    bare = forget_caches(copied(net, made))
     for path, name, value in plain if constants else ():
         setattr(bare.get_submodule(path), name, value.detach().clone())
     return bare
@@ -272,7 +283,7 @@ def narrowed(
             if part.dim() > 1 and part.is_floating_point() and isinstance(tensor, nn.Parameter):
                 part *= math.sqrt(tensor[0].numel() / part[0].numel())
             made[id(tensor)] = nn.Parameter(part, requires_grad=False) if isinstance(tensor, nn.Parameter) else part
-    return _tell_sizes(forget_caches(copy.deepcopy(net, made)), attributes, widths)
+    return _tell_sizes(forget_caches(copied(net, made)), attributes, widths)
 
 
 def _tell_sizes(

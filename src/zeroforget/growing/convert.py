@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from zeroforget.axes.find import Axes
-from zeroforget.axes.plain_modules import forget_caches, is_layer, is_norm, replace, replace_kept
+from zeroforget.axes.plain_modules import copied, forget_caches, is_layer, is_norm, replace, replace_kept
 from zeroforget.growing import user_buffers
 from zeroforget.growing.layers import GrowingLayer, GrowingNorm
 from zeroforget.growing.per_task import HeadPlace, PerTask
@@ -25,7 +24,7 @@ def live(
 
     The last come beside it, by name, each with its home. `inside` are the places of heads.
     """
-    body = forget_caches(copy.deepcopy(net))
+    body = forget_caches(copied(net))
     loose, homes = nn.ModuleDict(), Homes()
     tensors: dict[int, GrowingTensor] = {}
     made: dict[int, nn.Module] = {}

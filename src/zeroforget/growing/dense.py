@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zeroforget.axes.find import Axes
 from zeroforget.axes.inputs import Several, unpacks
 from zeroforget.axes.labels import label_size
-from zeroforget.axes.plain_modules import laid_out, remembered_sizes, replace, replace_kept, set_tensor
+from zeroforget.axes.plain_modules import copied, laid_out, remembered_sizes, replace, replace_kept, set_tensor
 from zeroforget.files.hashes import Digest
 from zeroforget.growing import user_buffers
 from zeroforget.growing.births import Summary
@@ -105,7 +105,7 @@ class DenseInTurn:
         return self._laid_out(self._made)
 
     def _new(self, task: int, widths: dict[str, int]) -> nn.Module:
-        features = copy.deepcopy(self.net._skeleton[0])
+        features = copied(self.net._skeleton[0])
         made: dict[int, nn.Module] = {}
         self._parts, self._widths, self._made = [], widths, None
         for path, module in list(features.named_modules(remove_duplicate=False)):

@@ -138,6 +138,7 @@ class Trial:
         """
         births = {axis: b[b <= 1] for axis, b in net.births.items()}
         old = births_of(self.axes.output, births) == 0
+        give_back()  # what an earlier dense form had does not fit this one's tensors
         features = net.dense("free").get_submodule("features")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(2)
@@ -260,6 +261,7 @@ class Trial:
     @torch.no_grad()
     def _answer(self) -> Tensor | Broke:
         """What the dense form answers, or how it broke off."""
+        give_back()
         dense = self.net.dense(len(self.net.history) - 1)
         try:
             out: Tensor = dense(self.x)
