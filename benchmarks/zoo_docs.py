@@ -95,8 +95,32 @@ The table of torchvision's and timm's models is made by `benchmarks/zoo.py`, whi
 def write(page: Path, results: Path) -> None:
     """Write the page; with the results' table where there are results."""
     text = HEAD + (_results(json.loads(results.read_text())) if results.is_file() else NONE)
-    other = results.with_name("zoo-transformers.json")
-    page.write_text(text + (_transformers(json.loads(other.read_text())) if other.is_file() else ""))
+    other, costs = results.with_name("zoo-transformers.json"), results.with_name("conversion.json")
+    text += _transformers(json.loads(other.read_text())) if other.is_file() else ""
+    page.write_text(text + (_costs(json.loads(costs.read_text())) if costs.is_file() else ""))
+
+
+def _costs(found: dict[str, Any]) -> str:
+    """What a conversion takes."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    rows = [
+        f"| {row['network']} | {row['weights'] / 1e6:.1f} | {row['axes']} | {row['forward_seconds']:.2f} | "
+        f"{row['seconds']:.1f} | {row['forwards']:.1f} | {row['memory']:.1f} |"
+        for row in found["networks"]
+    ]
+    return "\n".join(
+        [
+            "\n## What a conversion takes\n",
+            "`grow` on a batch of two images, on one thread. Seconds are of processor time. *Memory* is how far the process\n"
+            "grew beyond the network that was given, in multiples of that network: the one that is made is counted, the\n"
+            f"given one is not. Made on {found['date'][:10]} ({versions}; commit {found['commit']}) by\n\n"
+            f"    {found['command']}\n",
+            "| network | million weights | axes | a forward pass, s | conversion, s | in forward passes | memory |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def _transformers(found: dict[str, Any]) -> str:
