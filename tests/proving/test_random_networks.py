@@ -81,6 +81,11 @@ def test_a_few_random_networks_are_never_wrong(
     never_wrong(layers, number, words=words, start=start, kind=kind)
 
 
+def test_a_skip_that_appears_between_start_and_full_width_is_refused() -> None:
+    """From 5 of 8 features to the input's 6."""
+    assert not never_wrong([("same", 5), ("hook", 4)], 0, words=False, start=0.6, kind="sgd")
+
+
 @pytest.mark.soak
 @settings(max_examples=2000, **_QUIETLY)
 @given(**CASES)

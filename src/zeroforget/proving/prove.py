@@ -23,6 +23,8 @@ from zeroforget.proving.trial_networks import Find, Subjects, pair
 _TRIES = 80
 _LONG = 500
 """Operators from which a run takes its time."""
+_PASSED = 4
+"""So many widths between a start and the whole are tried."""
 Treatment = dict[type[nn.Module], tuple[Care, str]]
 
 
@@ -167,15 +169,35 @@ def _culprit(net: nn.Module, axes: Axes, example: Tensor, failure: Failure) -> d
 
 
 def check_start(net: nn.Module, axes: Axes, example: Tensor, widths: Mapping[str, int]) -> None:
-    """Raise CannotGrow if the network computes other things at the widths that its first task starts with."""
-    wide = reshaped(net, axes.tensors, axes.attributes, dict(widths))
-    try:
-        with torch.device("meta"):  # for what a network makes when it runs first
-            other = _other_call(axes, watched(wide, example)[0].calls)
-    except ERRORS as error:
-        other = Failure("", short(error))
-    if other is not None:
-        raise CannotGrow(f"{_reason(other)}. It does so at the widths that start= gives: pass another one, or start=1")
+    """Raise CannotGrow if the network computes other things at the widths that its first task starts with, or where on
+    the way to its full width axes become as wide as something else."""
+    for reached in (widths, *_passed(axes, example, widths)):
+        wide = reshaped(net, axes.tensors, axes.attributes, dict(reached))
+        try:
+            with torch.device("meta"):  # for what a network makes when it runs first
+                other = _other_call(axes, watched(wide, example)[0].calls)
+        except ERRORS as error:
+            other = Failure("", short(error))
+        if other is not None:
+            where_so = (
+                "at the widths that start= gives" if reached is widths else "on the way from start= to its full width"
+            )
+            raise CannotGrow(f"{_reason(other)}. It does so {where_so}: pass another one, or start=1")
+
+
+def _passed(axes: Axes, example: Tensor, start: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Widths between these and the full ones at which axes are as wide as something else, the widest first."""
+    known = _known_sizes(axes, example)
+    between = {a: [s for s in reversed(known) if start[a] < s < size] for a, size in axes.sizes.items()}
+    count = max(map(len, between.values()), default=0)
+    for nth in range(min(count, _PASSED if len(axes.calls) < _LONG else 1)):
+        yield {axis: sizes[nth] if nth < len(sizes) else start[axis] for axis, sizes in between.items()}
+
+
+def _known_sizes(axes: Axes, example: Tensor) -> list[int]:
+    """All widths in a network: of its axes, of what does not grow, and of its input."""
+    fixed = {n for labels in axes.tensors.values() for n in labels if isinstance(n, int)}
+    return sorted({*axes.sizes.values(), *fixed, *example.shape[1:]})
 
 
 def _equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Iterator[dict[str, int]]:
@@ -185,8 +207,7 @@ def _equal_widths(net: nn.Module, axes: Axes, example: Tensor) -> Iterator[dict[
         return
     widest = max(axes.sizes.values())
     yield {axis: widest + (widest == size == min(axes.sizes.values())) for axis, size in axes.sizes.items()}
-    fixed = {n for labels in axes.tensors.values() for n in labels if isinstance(n, int)}
-    sizes = sorted({*axes.sizes.values(), *fixed, *example.shape[1:]})
+    sizes = _known_sizes(axes, example)
     for nth in (0, 1) if len(axes.calls) < _LONG else (0,):
         yield {
             axis: larger[min(nth, len(larger) - 1)] if (larger := [s for s in sizes if s > size]) else size + 1 + nth
