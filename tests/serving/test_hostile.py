@@ -453,6 +453,7 @@ def test_a_server_over_https(trained: Path, good: bytes, tmp_path: Path) -> None
             assert found
             context = ssl.create_default_context(cafile=str(tmp_path / "cert"))
             mute = connections(int(found[1]), 140, b"")  # no handshake comes: counted all the same
+            time.sleep(2 * SILENT_S)  # who came just now does not give way yet
             connection = http.client.HTTPSConnection("127.0.0.1", int(found[1]), timeout=30, context=context)
             connection.request("POST", "/predict", good)
             assert connection.getresponse().status == 200
