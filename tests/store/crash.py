@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from tests.store.helpers import LATER, QUICK
 from zeroforget.store import open_model
 from zeroforget.store.folder import Folder
@@ -117,6 +119,7 @@ def at_step(number: int) -> Callable[[Act], int]:
 
 def main(trained: Path, data: Path, base: Path, rounds: int, steps: int, seed: int) -> None:
     """`rounds` kills at random moments, and `steps` before a randomly chosen file operation (-1: before each)."""
+    torch.set_num_threads(1)  # threads of a process that forks are not there in its children, which would wait for them
     moments, operations = random.Random(seed), random.Random(seed + 1)  # how many moments it takes is chance
     open_model(trained).ship(base / "update.zfu", since="low")
     out: list[dict[str, object]] = []
