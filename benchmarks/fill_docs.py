@@ -50,8 +50,7 @@ from zeroforget.training import Regime
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
     r"(<!-- (table|headline|choice|tuned|kept|board|picture|steps|epochs|searches|recipes|ratios|shards|tasks|hosts|"
-    r"photos|"
-    r"options|overheads) "
+    r"photos|options|overheads) "
     r"([^\n]+?) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )

@@ -308,13 +308,9 @@ def _against(runs: Runs, costs: dict[str, float], axis: str, unit: str) -> str:
     upward = fitted([accuracy for *_, accuracy in points], 330, 20)
     marks = [line(60, upward(tick), WIDTH - 20, upward(tick), "grid") for tick in upward.ticks]
     marks += [text(52, upward(tick), f"{tick:g} %", "quiet", "end") for tick in upward.ticks]
-    for power in range(math.floor(across.low), math.ceil(across.high) + 1):
-        for digit in (1, 2, 5):
-            place = power + math.log10(digit)
-            if across.low <= place <= across.high:
-                words = _unit(digit * 10.0**power, unit)
-                marks += [line(across(place), 20, across(place), 330, "grid")]
-                marks.append(text(across(place), 350, words, "quiet", "middle"))
+    for value in _ticks(across):
+        place = across(math.log10(value))
+        marks += [line(place, 20, place, 330, "grid"), text(place, 350, _unit(value, unit), "quiet", "middle")]
     marks.append(text((60 + WIDTH - 20) / 2, 372, axis, "quiet", "middle"))
     labels = _apart([upward(accuracy) for *_, accuracy in points], 12.0)
     for (row, cost, accuracy), y in zip(points, labels, strict=True):
@@ -323,6 +319,18 @@ def _against(runs: Runs, costs: dict[str, float], axis: str, unit: str) -> str:
         marks += [dot(across(cost), upward(accuracy), kind)]
         marks.append(text(across(cost) + 9, y, row.title, "strong" if ours else ""))
     return svg(386, f"Average accuracy against {axis.partition(':')[0]} on {runs[0].scenario}", marks)
+
+
+def _ticks(scale: Scale) -> list[float]:
+    """Round values on a scale of powers of ten: at least two, where fine steps give as many."""
+    found: list[float] = []
+    for tenths in ((10, 20, 50), range(10, 100, 10), range(10, 100, 2)):
+        powers = range(math.floor(scale.low), math.ceil(scale.high) + 1)
+        values = [tenth * 10.0**power / 10 for power in powers for tenth in tenths]
+        found = [value for value in values if scale.low <= math.log10(value) <= scale.high]
+        if len(found) > 1:
+            break
+    return found
 
 
 def _unit(value: float, unit: str) -> str:

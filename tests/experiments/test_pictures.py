@@ -183,3 +183,8 @@ def test_overheads_are_drawn_as_they_are_counted() -> None:
     for title, method in (("EWC", "ewc"), ("TFM", "tfm")):
         assert f"{title} {float(f'{found[method]:.2g}') / 1e3:g} kB" in picture
     assert picture.count("<polyline") == len(pictures.OVERHEADS)
+
+
+def test_a_narrow_scale_of_costs_has_marks_too() -> None:
+    assert pictures._ticks(pictures.Scale(7.48, 7.58, 0, 100)) == [32e6, 34e6, 36e6, 38e6]
+    assert pictures._ticks(pictures.Scale(6.1, 7.9, 0, 100)) == [2e6, 5e6, 1e7, 2e7, 5e7]

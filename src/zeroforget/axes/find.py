@@ -195,9 +195,8 @@ def _watch(net: nn.Module, example: Tensor, hollowed: bool) -> tuple[Watcher, An
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # else attention runs as one operator that tells nothing
     try:
-        for device in (
-            ("cpu", "meta") if hollowed else ()
-        ):  # where tensors are that the code makes with no word of a device
+        # Where tensors are that the code makes with no word of a device.
+        for device in ("cpu", "meta") if hollowed else ():
             try:
                 with torch.device(device):
                     return watch(hollow(net).eval(), example.to("meta"))
